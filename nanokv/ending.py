@@ -10,36 +10,12 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
-from nanokv.allocation.base import Allocation
-from nanokv.background import Worker
 from nanokv.errors import NanoKVError
 from nanokv.heap.base import Heap
-from nanokv.host_poller.poller import Poller
-from nanokv.pinned import Pins
-from nanokv.plans import Plans
-
-
-class Parts(NamedTuple):
-    """What a cache has to end."""
-
-    worker: Worker
-    plans: Plans
-    poller: Poller
-    pins: Pins
-    allocation: Allocation
-    heap: Heap
-
-    def close(self) -> None:
-        """Finish the queued operations, abort the open plans, end the threads and leave the world. Idempotent."""
-        self.worker.close()
-        self.plans.abort_all()
-        self.poller.stop()
-        self.pins.give_back_dropped()
-        self.allocation.close()
-        self.heap.close()
 
 
 class Forked(NanoKVError):
@@ -68,14 +44,14 @@ class Gone:
 class Ended(Protocol):
     """A cache, as this module sees it."""
 
-    def _disown(self, process: int) -> None:
+    def disown(self, process: int) -> None:
         """In a child of a fork: the cache belongs to its parent, `process`."""
         ...
 
 
-def end_when_dropped(cache: Ended, parts: Parts) -> "weakref.finalize[..., Ended]":
-    """Close the parts when the cache is dropped, and disown it in children of a fork. `detach` ends the first."""
-    end = weakref.finalize(cache, _drop, parts, os.getpid())
+def end_when_dropped(cache: Ended, ends: ExitStack, heap: Heap) -> "weakref.finalize[..., Ended]":
+    """Close `ends` when the cache is dropped, and disown it in children of a fork. `detach` ends the first."""
+    end = weakref.finalize(cache, _drop, ends, heap, os.getpid())
     end.atexit = False  # the heap leaves its world by itself at the end of the process
     _made[cache] = os.getpid()
     return end
@@ -101,11 +77,10 @@ def forked(process: int) -> Forked:
     )
 
 
-def _drop(parts: Parts, process: int) -> None:
+def _drop(ends: ExitStack, heap: Heap, process: int) -> None:
     if os.getpid() != process:
         return
-    heap = parts.heap
-    threading.Thread(target=parts.close, name=f"nanokv-closing-{heap.rank}").start()
+    threading.Thread(target=ends.close, name=f"nanokv-closing-{heap.rank}").start()
     warnings.warn(f"rank {heap.rank} of world {heap.name!r} was dropped without close", ResourceWarning, stacklevel=2)
 
 
@@ -114,7 +89,7 @@ _made: "weakref.WeakKeyDictionary[Ended, int]" = weakref.WeakKeyDictionary()
 
 def _after_fork() -> None:
     for cache, process in list(_made.items()):
-        cache._disown(process)
+        cache.disown(process)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -9,9 +9,9 @@ import torch
 from nanokv.arguments import integer, listed
 from nanokv.cache import NanoKVCache
 from nanokv.config import LocalOptions, make_options
+from nanokv.engine import plan_geometry, world_spec
 from nanokv.errors import InvalidArgument
 from nanokv.heap.local import LocalHeap, LocalWorld
-from nanokv.wiring import plan_geometry, world_spec
 
 
 def local_world(
@@ -42,7 +42,7 @@ def local_world(
     master_rank = integer("master_rank", master_rank, 0, n - 1)
     there = _there(ranks, n, chosen.elastic)  # the geometry has checked `n`
     world = LocalWorld(world_spec(geometry, chosen), device=devices, ranks=there)
-    return [NanoKVCache._from_heap(world.heap(rank), master_rank, chosen) for rank in there]
+    return [NanoKVCache.on_heap(world.heap(rank), master_rank, chosen) for rank in there]
 
 
 def join_local_world(member: NanoKVCache, rank: int) -> NanoKVCache:
@@ -58,12 +58,12 @@ def join_local_world(member: NanoKVCache, rank: int) -> NanoKVCache:
     """
     if not isinstance(member, NanoKVCache):
         raise InvalidArgument(f"member must be a NanoKVCache, not {member!r}")
-    member._check_open()
-    if not isinstance(member._heap, LocalHeap):
-        raise InvalidArgument(f"join_local_world is for worlds of local_world, not of heap={member._heap.kind!r}")
+    member.engine.check_open()
+    if not isinstance(member.engine.heap, LocalHeap):
+        raise InvalidArgument(f"join_local_world is for worlds of local_world, not of heap={member.engine.heap.kind!r}")
     rank = integer("rank", rank, 0, member.world_size - 1)
-    heap = member._heap.world.join(rank)
-    return NanoKVCache._from_heap(heap, member._master_rank, member.options)
+    heap = member.engine.heap.world.join(rank)
+    return NanoKVCache.on_heap(heap, member.engine.master_rank, member.options)
 
 
 def _there(ranks: Sequence[int] | None, n: int, elastic: bool) -> list[int]:

@@ -84,7 +84,7 @@ class BatchPut:
 
 def world_table(cache: NanoKVCache) -> torch.Tensor:
     """The `world` of device functions, for a kernel that acts as this rank: int64, on the cache's device."""
-    heap = cache._heap
+    heap = cache.engine.heap
     words = heap.geometry.world_table(heap.rank, heap.incarnation, heap.bases, checksum=cache.options.checksum)
     return torch.from_numpy(words).to(cache.device)
 

@@ -19,7 +19,7 @@ def main(note: str, folder: str, heap_bytes: str, page_bytes: str, places: str, 
     What is put evicts what was put long ago, as in an engine's life.
     """
     world = NanoKVCache(int(heap_bytes), page_bytes=int(page_bytes))
-    segment = world._heap.host_view(0)
+    segment = world.engine.heap.host_view(0)
     assert segment is not None
     touched = segment[::_PAGE]
     np.bitwise_or(touched, 0, out=touched)  # every page is there: one that nobody wrote is read faster, from one page

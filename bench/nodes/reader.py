@@ -111,7 +111,7 @@ class Reader:
             if not self.warm.exists(some[0]):
                 assert not any(self.warm.put_many(some, tensors, preferred_segment=(NODE, 0)))
             self._until_known(some[-1:])
-        digests = [self.cold.world._digests(some) for some in keys]
+        digests = [self.cold.world.engine.digests(some) for some in keys]
 
         def into_rows(cluster: NanoKVCluster) -> Way:
             return Way(

@@ -26,7 +26,7 @@ from nanokv.device.protocol.shards import home_for
 from nanokv.device.segment.layout import HEAP_CTL, LOW32, WORD_BYTES
 from nanokv.device.segment.record import LINE
 from nanokv.device.segment.world_table import World, segment
-from nanokv.wiring import plan_geometry
+from nanokv.engine import plan_geometry
 
 NODES = 1024  #: of the free list; and free extents of the segment
 PAGE_BYTES = 256 << 10

@@ -51,7 +51,7 @@ def rates(rounds: str, objects: int) -> dict[str, float]:
     (cache,) = local_world(1, (objects + 64) * SIZE, page_bytes=SIZE, evict=False)
     with cache:
         cache.flush()
-        cache._poller.stop()
+        cache.engine.poller.stop()
         keys, value = [cache.digest(str(i)) for i in range(objects)], torch.zeros(SIZE, dtype=torch.uint8)
         _drain(cache, rounds)
         for key in keys:
@@ -66,7 +66,7 @@ def rates(rounds: str, objects: int) -> dict[str, float]:
 
 def _drain(cache: NanoKVCache, rounds: str) -> int:
     """Make rounds until one finds no hint; the nanoseconds that it took."""
-    intake, before, native = cache._poller.intake, -1, rounds == NATIVE
+    intake, before, native = cache.engine.poller.intake, -1, rounds == NATIVE
     start = perf_counter_ns()
     while intake.drained != before:
         before = intake.drained
@@ -79,10 +79,10 @@ def _drain(cache: NanoKVCache, rounds: str) -> int:
 
 def _expect(cache: NanoKVCache, keys: list[KeyDigest], hints: int) -> None:
     """Refuse an index that has not exactly the rows of these keys' headers."""
-    index, found = cache._poller.index, cache.stats()["hints"]
+    index, found = cache.engine.poller.index, cache.stats()["hints"]
     slots, rows = index.rows()
-    offset = cache._machine.geometry.offsets["hdr_base"]
-    headers = cache._machine.look(cache.rank, offset, OBJ_HEADER.dtype, cache._machine.geometry.hdr_count)
+    offset = cache.engine.machine.geometry.offsets["hdr_base"]
+    headers = cache.engine.machine.look(cache.rank, offset, OBJ_HEADER.dtype, cache.engine.machine.geometry.hdr_count)
     if (len(rows), found) != (len(keys), hints) or set(index.digests()) != set(keys):
         raise RuntimeError(f"the index has {len(rows)} objects after {found} hints, not {len(keys)}")
     if (rows != headers[slots]).any():

@@ -22,8 +22,8 @@ from nanokv.bench.suite.worlds import OWNER, PAGE_BYTES, Worlds
 from nanokv.config import Options
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import REGIONS
+from nanokv.engine import plan_geometry
 from nanokv.heap import shm
-from nanokv.wiring import plan_geometry
 
 SIZE = 64  #: bytes of an object, and of a page
 SPARE = 1024  #: pages

@@ -23,8 +23,8 @@ from nanokv.bench.suite.turns import in_turns
 from nanokv.bench.suite.worlds import OWNER, PAGE_BYTES, MeasuredWorld
 from nanokv.config import Options
 from nanokv.device.segment.geometry import Geometry
+from nanokv.engine import plan_geometry
 from nanokv.heap import shm
-from nanokv.wiring import plan_geometry
 
 PAGES = (64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB)
 SIZES = (MIB // 2, MIB, 2 * MIB, 4 * MIB, 8 * MIB)

@@ -36,7 +36,7 @@ def repetition(size: int, calls: int) -> dict[tuple[str, int], Samples]:
     """
     caches = nanokv.local_world(RANKS, (calls + 16) * size, page_bytes=size, max_objects=2 * calls + 64)
     for each in caches:
-        each._poller.stop()  # in a world of processes it takes no time of the producer's interpreter
+        each.engine.poller.stop()  # in a world of processes it takes no time of the producer's interpreter
     cache, value = caches[0], torch.randint(0, 256, (size,), dtype=torch.uint8)
     found: dict[tuple[str, int], Samples] = {}
     for copies in (RANKS - 1, *range(RANKS)):

@@ -31,8 +31,6 @@ from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.layout import WORD_BYTES
 from nanokv.device.segment.world_table import World
 from nanokv.heap import shm
-from nanokv.replicas import NO_COPIES
-from nanokv.room import NO_WAIT
 from nanokv.transfer.descriptors import described
 from nanokv.transfer.host_tensors import in_host_memory
 from nanokv.transfer.object_calls import checked_segment
@@ -44,7 +42,6 @@ HEAP_BYTES = 2 * CALLS * PAGE_BYTES
 KEY_BYTES = tl.constexpr(2 * WORD_BYTES.value)
 STR, DIGEST = "whole call, key a str", "whole call, key a digest"
 USUAL = "the same in Python, step by step"
-OBJECTS = "the native call alone"
 CODE = "call of the compiled code, of words"
 ALONE = "compiled code alone"
 COPY = "copy of the bytes alone"
@@ -114,7 +111,7 @@ class Steps:
 
     def __init__(self, cache: NanoKVCache) -> None:
         self._cache = cache
-        self._machine = cache._machine
+        self._machine = cache.engine.machine
         self.source, self.target = random_bytes(SIZE), torch.zeros(SIZE, dtype=torch.uint8)
         self.names = [f"step {i}" for i in range(CALLS)]
         self.digests = [cache.digest(name) for name in self.names]
@@ -127,15 +124,15 @@ class Steps:
     def put_loops(self) -> dict[str, Loop]:
         """The steps of a put, from the whole call to the copy. Those that put find no object of their keys."""
         cache, machine, source = self._cache, self._machine, self.source
-        single, what, address, calls = cache._single, self._what, source.data_ptr(), cache._calls
-        put = partial(cache.put, tensor=source, preferred_segment=OWNER)
+        single, what, address = cache.engine.single, self._what, source.data_ptr()
+
+        def put(key: Any) -> None:
+            cache.put(key, source, preferred_segment=OWNER)
+
         return {
             STR: partial(_loop, put, self.names),
             DIGEST: partial(_loop, put, self.digests),
             USUAL: partial(_loop, lambda key: single.put(key, source, OWNER), self.digests),
-            OBJECTS: partial(
-                _loop, lambda key: calls.put(key, source, OWNER, False, None, NO_WAIT, NO_COPIES), self.names
-            ),
             CODE: partial(_loop, lambda key: machine.put_now(OWNER, key, address, what), self.digests),
             ALONE: self._compiled_put,
             COPY: self._compiled_copy,
@@ -144,13 +141,12 @@ class Steps:
     def get_loops(self) -> dict[str, Loop]:
         """The steps of a get, from the whole call to the copy. All objects are there."""
         cache, machine, target = self._cache, self._machine, self.target
-        single, what, address, calls = cache._single, self._what, target.data_ptr(), cache._calls
+        single, what, address = cache.engine.single, self._what, target.data_ptr()
         get = partial(cache.get, dst=target)
         return {
             STR: partial(_loop, get, self.names),
             DIGEST: partial(_loop, get, self.digests),
             USUAL: partial(_loop, lambda key: single.get_into(key, target), self.digests),
-            OBJECTS: partial(_loop, lambda key: calls.get(key, None, target, False), self.names),
             CODE: partial(_loop, lambda key: machine.get_now(key, address, what), self.digests),
             ALONE: self._compiled_get,
             COPY: self._compiled_copy,
@@ -161,7 +157,7 @@ class Steps:
         return {
             "hash of a str key": partial(_loop, self._cache.digest, self.names),
             "check of a digest": partial(_loop, self._cache.digest, self.digests),
-            "check of the segment": partial(_loop, partial(checked_segment, self._cache._heap), [OWNER] * CALLS),
+            "check of the segment": partial(_loop, partial(checked_segment, self._cache.engine.heap), [OWNER] * CALLS),
             "what the tensor is, and where": partial(_loop, in_host_memory, [self.source] * CALLS),
             "look at the clock": partial(_loop, lambda _: now_ns(), self.names),
             "turn of the loop": partial(_loop, _nothing, self.names),

@@ -24,7 +24,7 @@ def filled(objects: int) -> nanokv.NanoKVCache:
     for number in range(objects):
         cache.put(f"key {number}", tensor)
     cache.flush()
-    cache._poller.stop()
+    cache.engine.poller.stop()
     return cache
 
 
@@ -41,9 +41,9 @@ def index_seconds(cache: nanokv.NanoKVCache) -> float:
     Raises:
         RuntimeError: the new index lacks objects.
     """
-    index = HeaderIndex(cache._machine.geometry, cache.rank)
+    index = HeaderIndex(cache.engine.machine.geometry, cache.rank)
     began = time.perf_counter()
-    Sweeper(cache._machine, cache._heap, index, 1e9, True).step(0.0)
+    Sweeper(cache.engine.machine, cache.engine.heap, index, 1e9, True).step(0.0)
     took = time.perf_counter() - began
     if len(index) != cache.segment_count():
         raise RuntimeError(f"the new index has {len(index)} objects, not {cache.segment_count()}")
@@ -55,7 +55,7 @@ def measure(run: Run) -> Iterator[Figure]:
     objects = run.settings.objects
     run.say(f"{objects:,} objects are put")
     with filled(objects) as cache:
-        ways = {"a pass": lambda: pass_seconds(cache._poller.sweeper), "an index": lambda: index_seconds(cache)}
+        ways = {"a pass": lambda: pass_seconds(cache.engine.poller.sweeper), "an index": lambda: index_seconds(cache)}
         passes, indexes = in_turns(ways, run.settings.repeats, warm_up=1, say=run.say).values()
     rest = max(objects * SLOT_REST, LEAST_REST)
     case = {"objects": objects}

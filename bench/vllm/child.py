@@ -246,8 +246,8 @@ def alter_stored(worker: Any, every: int) -> int:
     cache = _cache()
     cache.flush()
     # in place: the objects may be of writers with other identities, whose digests this cache refuses
-    dtype, segment = getattr(torch, cache.options.identity.layout.dtype), cache._heap.segment(cache.rank)
-    records = cache._poller.index.rows()[1][::every]
+    dtype, segment = getattr(torch, cache.options.identity.layout.dtype), cache.engine.heap.segment(cache.rank)
+    records = cache.engine.poller.index.rows()[1][::every]
     for base, nbytes in zip(records["payload_base"].tolist(), records["bytes_total"].tolist(), strict=True):
         segment[base : base + nbytes].view(dtype).mul_(2)
     return len(records)

@@ -71,11 +71,11 @@ class NativeMachine(CodeMachine):
         place: int = self._code["new_kind"](descriptor[0], nbytes, *descriptor[1:4])
         return place
 
-    def bound(self, entry: str, me: object) -> Callable[..., Any]:
-        """A call of `native.objects`, with the tuple that it is told as its self."""
+    def bound(self, entry: str, me: object, like: Callable[..., Any]) -> Callable[..., Any]:
+        """A call of `native.objects`, with the tuple that it is told as its self; it shows the signature of `like`."""
         from nanokv.device.machines.native_library import bound  # brings LLVM, which `import nanokv.cache` is spared
 
-        return bound(self._code[entry], me)
+        return bound(self._code[entry], me, like)
 
     def hashes(self, hashing: Any) -> Callable[[list[Any]], Words | None]:
         """What hashes the keys of a list by a HASHING record: int64 [n, 2]; None if one is unusual."""

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import cache
+from inspect import Parameter, signature
 from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
@@ -15,7 +16,7 @@ from nanokv.device.segment.host_records import TYPE_OFFSET
 #: Symbols of the exceptions that compiled code raises. numba lets its names of them (PyExc_TypeError) stand for the
 #: objects; in any other process they are C's variables, which hold pointers to the objects.
 EXCEPTIONS = {f"nanokv_{kind.__name__}": kind for kind in (TypeError, ArithmeticError)}
-_METH_FASTCALL = 0x80
+_METH_FASTCALL, _METH_KEYWORDS = 0x80, 0x02
 _loading = threading.Lock()
 #: Machine code, and the definitions of its functions: they last as long as the process, for nobody knows who still has
 #: one. This is never freed: Python clears a module before it frees functions that others still have, and frees these by
@@ -108,8 +109,32 @@ def _python_function(name: str, address: int) -> Callable[..., Any]:
     return made
 
 
-def bound(function: Callable[..., Any], me: object) -> Callable[..., Any]:
-    """A function of `add_whole_call` whose self is `me`. That lives as long as the result."""
+def bound(function: Callable[..., Any], me: object, like: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of `add_whole_call` whose self is `me`, which lives as long as the result.
+
+    Args:
+        like: a method of the same arguments, whose name, signature and docstring the function shows.
+    """
+    kind = function, like
+    definition = _alive.get(kind)
+    if definition is None:
+        doc = f"{like.__name__}{_text_signature(like)}\n--\n\n{like.__doc__}"
+        flags = _METH_FASTCALL | _METH_KEYWORDS
+        definition = _MethodDef(like.__name__.encode(), _alive[function].function, flags, doc.encode())
+        definition = _alive.setdefault(kind, definition)
     new = _new_bound(("PyCFunction_NewEx", ctypes.pythonapi))
-    made: Callable[..., Any] = new(ctypes.addressof(_alive[function]), me, None)
+    made: Callable[..., Any] = new(ctypes.addressof(definition), me, None)
     return made
+
+
+def _text_signature(like: Callable[..., Any]) -> str:
+    """The signature of a method as Python's own C functions have it: without annotations, `...` for objects."""
+    parts = []
+    for name, parameter in signature(like).parameters.items():
+        if parameter.kind is Parameter.KEYWORD_ONLY and "*" not in parts:
+            parts.append("*")
+        default = parameter.default
+        plain = default is None or isinstance(default, bool | int | float)
+        shown = "" if default is Parameter.empty else f"={default!r}" if plain else "=..."
+        parts.append(f"{'$' if not parts else ''}{name}{shown}")
+    return f"({', '.join(parts)})"

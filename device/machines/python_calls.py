@@ -15,6 +15,7 @@ from nanokv.device.machines.native_library import EXCEPTIONS
 
 _OBJECT = ir.IntType(8).as_pointer()  # PyObject*
 _FAST_CALL = ir.FunctionType(_OBJECT, [_OBJECT, _OBJECT.as_pointer(), ir.IntType(64)])  # PyCFunctionFast
+_NAMED_CALL = ir.FunctionType(_OBJECT, [*_FAST_CALL.args, _OBJECT])  # PyCFunctionFastWithKeywords
 
 
 def add_python_call(context: Any, module: Any, symbol: str, compiled: Any, *, objects: int = 0) -> None:
@@ -55,14 +56,17 @@ def add_python_call(context: Any, module: Any, symbol: str, compiled: Any, *, ob
 
 
 def add_whole_call(context: Any, module: Any, symbol: str, compiled: Any) -> None:
-    """Add the function `symbol`, of METH_FASTCALL: the compiled function gets self, arguments and count, as words.
+    """Add the function `symbol`, of METH_FASTCALL | METH_KEYWORDS: the compiled function gets as words what that gives.
 
-    It answers with a new reference to an object as a word; or with 0, and has left an error of Python.
+    That is self; the address of the arguments; the number of those without a name; and the tuple of the names of those
+    that come after them, or 0. It answers with a new reference to an object as a word; or with 0, and has left an error
+    of Python.
     """
-    function = ir.Function(module, _FAST_CALL, symbol)
+    function = ir.Function(module, _NAMED_CALL, symbol)
     builder = ir.IRBuilder(function.append_basic_block())
-    me, arguments, count = function.args
-    words = [builder.ptrtoint(me, ir.IntType(64)), builder.ptrtoint(arguments, ir.IntType(64)), count]
+    me, arguments, count, names = function.args
+    me, arguments, names = (builder.ptrtoint(each, ir.IntType(64)) for each in (me, arguments, names))
+    words = [me, arguments, count, names]
     native, kinds = context.declare_function(module, compiled.fndesc), compiled.signature.args
     status, answer = context.call_conv.call_function(builder, native, compiled.signature.return_type, kinds, words)
     with cgutils.if_unlikely(builder, status.is_error):

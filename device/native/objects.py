@@ -1,7 +1,10 @@
 """put, get, exists, remove and take as one call each, from what Python's caller wrote to the answer.
 
-A function gets what METH_FASTCALL gives: self, the address of the arguments, and their number; it answers with a new
-reference, or with 0 and an error. Self is a tuple: the address of a CALLS record, and what keeps alive what that names.
+A function gets what METH_FASTCALL | METH_KEYWORDS gives: self, the address of the arguments, the number of those that
+have no name, and the tuple of the names of those after them, or 0; it answers with a new reference, or with 0 and an
+error. Self is a tuple: the address of a CALLS record, and what keeps alive what that names.
+
+A name is known by its address: Python's compiler interns it in the caller. One that is not interned is unusual.
 
 A Status that is not OK goes to a function of Python that raises its error.
 
@@ -38,6 +41,7 @@ from nanokv.device.native.python_objects import (
     keep,
     new_int,
     release_lock,
+    size_of_tuple,
     take_lock,
     type_of,
 )
@@ -51,7 +55,9 @@ from nanokv.device.protocol.status import DUPLICATE, FULL, MISS, NOT_READY, OK, 
 from nanokv.device.segment.host_records import (
     K_BYTES_RX,
     K_BYTES_TX,
+    K_DST,
     K_EMPTY_LIKE,
+    K_EXIST_OK,
     K_EXISTS,
     K_FALSE,
     K_FIRST,
@@ -62,6 +68,7 @@ from nanokv.device.segment.host_records import (
     K_GET_PAGES,
     K_GETS,
     K_HASHING,
+    K_HOLD,
     K_HOLDS,
     K_INT_TYPE,
     K_LAST,
@@ -71,6 +78,7 @@ from nanokv.device.segment.host_records import (
     K_NO_DEFAULT,
     K_NONE,
     K_PAGE_BYTES,
+    K_PREFERRED_SEGMENT,
     K_PUT,
     K_PUT_ERRORS,
     K_PUT_FAILED,
@@ -81,9 +89,11 @@ from nanokv.device.segment.host_records import (
     K_RANKS,
     K_REMOVE,
     K_REMOVE_FAILED,
+    K_REPLICAS,
     K_TABLE,
     K_TAKE,
     K_TENSOR,
+    K_TIMEOUT,
     K_TRUE,
     K_WAKE,
     K_ZERO,
@@ -106,7 +116,7 @@ PLACES = tl.constexpr(NEW_KINDS - 1)
 
 
 @triton.jit
-def argument(args: tl.int64, i: tl.constexpr) -> Any:
+def argument(args: tl.int64, i: tl.int64) -> Any:
     """The i-th argument of a call."""
     return load64(args + i * WORD_BYTES, "relaxed")
 
@@ -153,17 +163,17 @@ def wake(calls: tl.int64, rank: tl.int64) -> Any:
 
 
 @triton.jit
-def left(calls: tl.int64, function: tl.constexpr, args: tl.int64, count: tl.int64) -> Any:
+def left(calls: tl.int64, function: tl.constexpr, args: tl.int64, count: tl.int64, names: tl.int64) -> Any:
     """The answer of Python's way."""
     clear_error()
-    return call_again(of(calls, function), args, count)
+    return call_again(of(calls, function), args, count, names)
 
 
 @triton.jit
-def refused(calls: tl.int64, function: tl.constexpr, status: tl.int64, args: tl.int64) -> Any:
-    """The answer of a function that raises the error of a Status: it is told that, and the first three arguments."""
+def refused(calls: tl.int64, function: tl.constexpr, status: tl.int64, a: tl.int64, b: tl.int64, c: tl.int64) -> Any:
+    """The answer of a function that raises the error of a Status: it is told that, and three objects."""
     number = new_int(status)
-    answer = call_with_four(of(calls, function), number, argument(args, 0), argument(args, 1), argument(args, 2))
+    answer = call_with_four(of(calls, function), number, a, b, c)
     drop(number)
     return answer
 
@@ -192,24 +202,63 @@ def chosen(calls: tl.int64, preferred: tl.int64, key_check: tl.int64) -> Any:
 
 
 @triton.jit
-def usual_put(calls: tl.int64, args: tl.int64) -> Any:
+def put_options(calls: tl.int64, args: tl.int64, names: tl.int64) -> Any:
+    """The options of a put: (1 if all are known, preferred segment, exist_ok, hold, timeout, replicas).
+
+    `args`: where the values of those that have names begin.
+    """
+    none, zero = of(calls, K_NONE), of(calls, K_ZERO)
+    preferred, exist_ok, hold, timeout, replicas = none, of(calls, K_FALSE), none, zero, zero
+    known = word(1)
+    if names != 0:
+        i = word(0)
+        end = size_of_tuple(names)
+        while i < end:
+            name, value = item(names, i), argument(args, i)
+            if name == of(calls, K_PREFERRED_SEGMENT):
+                preferred = value
+            elif name == of(calls, K_TIMEOUT):
+                timeout = value
+            elif name == of(calls, K_EXIST_OK):
+                exist_ok = value
+            elif name == of(calls, K_HOLD):
+                hold = value
+            elif name == of(calls, K_REPLICAS):
+                replicas = value
+            else:
+                known = word(0)
+            i += 1
+    return known, preferred, exist_ok, hold, timeout, replicas
+
+
+@triton.jit
+def usual_put(
+    calls: tl.int64,
+    key: tl.int64,
+    tensor: tl.int64,
+    preferred: tl.int64,
+    exist_ok: tl.int64,
+    hold: tl.int64,
+    timeout: tl.int64,
+    replicas: tl.int64,
+) -> Any:
     """A put, counted: (Status, owner, 1 if the owner's poller sleeps); or UNUSUAL, and nothing was done."""
     no = word(0)
-    exist_ok, true = argument(args, 3), of(calls, K_TRUE)
-    plain = (argument(args, 4) == of(calls, K_NONE)) & (argument(args, 6) == of(calls, K_ZERO))
+    true = of(calls, K_TRUE)
+    plain = (hold == of(calls, K_NONE)) & (replicas == of(calls, K_ZERO))
     plain = plain & ((exist_ok == of(calls, K_FALSE)) | (exist_ok == true))
-    if (not plain) or (not is_no_time(calls, argument(args, 5))):
+    if (not plain) or (not is_no_time(calls, timeout)):
         return word(UNUSUAL), no, no
     since = started(calls, K_PUTS)
     world = of(calls, K_TABLE)
-    known, low, check = digest_of(argument(args, 0), of(calls, K_HASHING))
+    known, low, check = digest_of(key, of(calls, K_HASHING))
     if not known:
         return word(UNUSUAL), no, no
     foresee_key(world, low, check, True)
-    owner = chosen(calls, argument(args, 2), check)
+    owner = chosen(calls, preferred, check)
     if owner == NOBODY:
         return word(UNUSUAL), no, no
-    src, nbytes, kind, d0, d1, d2, d3, d4, d5, d6 = described(argument(args, 1), of(calls, K_TENSOR))
+    src, nbytes, kind, d0, d1, d2, d3, d4, d5, d6 = described(tensor, of(calls, K_TENSOR))
     if (src == NOT_ALIKE) or (nbytes > of(calls, K_MOST)) or (not may_have(calls, owner, nbytes)):
         return word(UNUSUAL), no, no
     at_hand = foresee_put(world, owner, low, nbytes)
@@ -232,26 +281,31 @@ def usual_put(calls: tl.int64, args: tl.int64) -> Any:
 
 
 @triton.jit
-def put_call(me: tl.int64, args: tl.int64, count: tl.int64) -> Any:
-    """put(key, tensor, preferred segment, exist_ok, hold, timeout, replicas) -> None."""
+def put_call(me: tl.int64, args: tl.int64, count: tl.int64, names: tl.int64) -> Any:
+    """put(key, tensor, *, preferred_segment, exist_ok, hold, timeout, replicas) -> None."""
     calls = int_of(item(me, word(0)))
+    if count != 2:
+        return left(calls, K_PUT, args, count, names)
+    key, tensor = argument(args, word(0)), argument(args, word(1))
+    known, preferred, exist_ok, hold, timeout, replicas = put_options(calls, args + 2 * WORD_BYTES, names)
     status = word(UNUSUAL)
     owner = word(0)
     sleeps = word(0)
-    if count == 7:
-        status, owner, sleeps = usual_put(calls, args)
+    if known != 0:
+        status, owner, sleeps = usual_put(calls, key, tensor, preferred, exist_ok, hold, timeout, replicas)
     if status == UNUSUAL:
-        return left(calls, K_PUT, args, count)
+        return left(calls, K_PUT, args, count, names)
     if sleeps != 0:
         if not wake(calls, owner):
             return word(0)
     if status == FULL:
         number = new_int(owner)
-        answer = call_with_eight(of(calls, K_PUT_REFUSED), args, number)
+        function = of(calls, K_PUT_REFUSED)
+        answer = call_with_eight(function, key, tensor, preferred, exist_ok, hold, timeout, replicas, number)
         drop(number)
         return answer
     if status != OK:
-        return refused(calls, K_PUT_FAILED, status, args)
+        return refused(calls, K_PUT_FAILED, status, key, tensor, preferred)
     none = of(calls, K_NONE)
     keep(none)
     return none
@@ -278,15 +332,15 @@ def count_get(calls: tl.int64, status: tl.int64, nbytes: tl.int64, since: tl.int
 
 
 @triton.jit
-def get_into(calls: tl.int64, args: tl.int64) -> Any:
+def get_into(calls: tl.int64, key: tl.int64, tensor: tl.int64) -> Any:
     """A get into a tensor of the caller, counted: a Status; or UNUSUAL, and nothing was done."""
     since = started(calls, K_GETS)
     world = of(calls, K_TABLE)
-    known, low, check = digest_of(argument(args, 0), of(calls, K_HASHING))
+    known, low, check = digest_of(key, of(calls, K_HASHING))
     if not known:
         return word(UNUSUAL)
     foresee_key(world, low, check, False)
-    dst, nbytes, kind, d0, d1, d2, d3, d4, d5, d6 = described(argument(args, 2), of(calls, K_TENSOR))
+    dst, nbytes, kind, d0, d1, d2, d3, d4, d5, d6 = described(tensor, of(calls, K_TENSOR))
     if (dst == NOT_ALIKE) or (nbytes > of(calls, K_MOST)) or (not is_outside(calls, world, dst, nbytes)):
         return word(UNUSUAL)
     foresee_get(world, low, check)
@@ -377,11 +431,11 @@ def read_alike(
 
 
 @triton.jit
-def get_new(calls: tl.int64, args: tl.int64) -> Any:
+def get_new(calls: tl.int64, key: tl.int64) -> Any:
     """A get into a new tensor, counted: (Status, the tensor or 0); or UNUSUAL, and nothing was done."""
     since = started(calls, K_GETS)
     world = of(calls, K_TABLE)
-    known, low, check = digest_of(argument(args, 0), of(calls, K_HASHING))
+    known, low, check = digest_of(key, of(calls, K_HASHING))
     if not known:
         return word(UNUSUAL), word(0)
     status, owner, slot, _, _, nbytes = lookup(world, low, check)
@@ -405,51 +459,57 @@ def get_new(calls: tl.int64, args: tl.int64) -> Any:
 
 
 @triton.jit
-def get_call(me: tl.int64, args: tl.int64, count: tl.int64) -> Any:
-    """get(key, default, dst, reinterpret) -> the tensor, or the default."""
+def get_call(me: tl.int64, args: tl.int64, count: tl.int64, names: tl.int64) -> Any:
+    """get(key, default, *, dst, reinterpret) -> the tensor, or the default. `reinterpret` is unusual."""
     calls = int_of(item(me, word(0)))
+    known = (count == 1) | (count == 2)
+    answer = of(calls, K_NONE)
+    if known & (names != 0):
+        known = (size_of_tuple(names) == 1) & (item(names, word(0)) == of(calls, K_DST))
+        answer = argument(args, count)
+    if not known:
+        return left(calls, K_GET, args, count, names)
+    key, default = argument(args, word(0)), of(calls, K_NO_DEFAULT)
+    if count == 2:
+        default = argument(args, word(1))
     status = word(UNUSUAL)
-    answer = word(0)
-    if count == 4:
-        if argument(args, 3) == of(calls, K_FALSE):
-            answer = argument(args, 2)
-            if answer == of(calls, K_NONE):
-                status, answer = get_new(calls, args)
-            else:
-                status = get_into(calls, args)
-                if status == OK:
-                    keep(answer)
+    if answer == of(calls, K_NONE):
+        status, answer = get_new(calls, key)
+    else:
+        status = get_into(calls, key, answer)
+        if status == OK:
+            keep(answer)
     if status == UNUSUAL:
-        return left(calls, K_GET, args, count)
+        return left(calls, K_GET, args, count, names)
     if status == OK:
         return answer
-    default = argument(args, 1)
     if ((status == MISS) | (status == NOT_READY)) & (default != of(calls, K_NO_DEFAULT)):
         keep(default)
         return default
-    return refused(calls, K_GET_FAILED, status, args)
+    return refused(calls, K_GET_FAILED, status, key, key, key)
 
 
 @triton.jit
-def exists_call(me: tl.int64, args: tl.int64, count: tl.int64) -> Any:
+def exists_call(me: tl.int64, args: tl.int64, count: tl.int64, names: tl.int64) -> Any:
     """exists(key) -> bool."""
     calls = int_of(item(me, word(0)))
-    if count == 1:
-        known, low, check = digest_of(argument(args, 0), of(calls, K_HASHING))
+    if (count == 1) & (names == 0):
+        known, low, check = digest_of(argument(args, word(0)), of(calls, K_HASHING))
         if known:
             status, _ = find(of(calls, K_TABLE), low, check)
             answer = select(status == OK, of(calls, K_TRUE), of(calls, K_FALSE))
             keep(answer)
             return answer
-    return left(calls, K_EXISTS, args, count)
+    return left(calls, K_EXISTS, args, count, names)
 
 
 @triton.jit
-def remove_call(me: tl.int64, args: tl.int64, count: tl.int64) -> Any:
+def remove_call(me: tl.int64, args: tl.int64, count: tl.int64, names: tl.int64) -> Any:
     """remove(key) -> None."""
     calls = int_of(item(me, word(0)))
-    if count == 1:
-        known, low, check = digest_of(argument(args, 0), of(calls, K_HASHING))
+    if (count == 1) & (names == 0):
+        key = argument(args, word(0))
+        known, low, check = digest_of(key, of(calls, K_HASHING))
         if known:
             status, owner, sleeps, copies = remove_hinted(of(calls, K_TABLE), low, check)
             rank = select(copies != 0, word(0), owner)
@@ -460,26 +520,23 @@ def remove_call(me: tl.int64, args: tl.int64, count: tl.int64) -> Any:
                 rank += 1
             answer = of(calls, K_NONE)
             if status != OK:
-                number = new_int(status)
-                answer = call_with_four(of(calls, K_REMOVE_FAILED), number, argument(args, 0), answer, answer)
-                drop(number)
-            else:
-                keep(answer)
+                return refused(calls, K_REMOVE_FAILED, status, key, answer, answer)
+            keep(answer)
             return answer
-    return left(calls, K_REMOVE, args, count)
+    return left(calls, K_REMOVE, args, count, names)
 
 
 @triton.jit
-def take_call(me: tl.int64, args: tl.int64, count: tl.int64) -> Any:
+def take_call(me: tl.int64, args: tl.int64, count: tl.int64, names: tl.int64) -> Any:
     """take(key, address, room) -> the bytes of an object of any kind, copied to the address; below 0: NOT_TAKEN.
 
     There is none, or it has more than `room` bytes, is damaged, or was replaced meanwhile.
     """
     calls = int_of(item(me, word(0)))
-    if count == 3:
+    if (count == 3) & (names == 0):
         world = of(calls, K_TABLE)
-        dst, room = argument(args, 1), argument(args, 2)
-        known, low, check = digest_of(argument(args, 0), of(calls, K_HASHING))
+        dst, room = argument(args, word(1)), argument(args, word(2))
+        known, low, check = digest_of(argument(args, word(0)), of(calls, K_HASHING))
         if known & (type_of(dst) == of(calls, K_INT_TYPE)) & (type_of(room) == of(calls, K_INT_TYPE)):
             dst, room = int_of(dst), int_of(room)
             taken = word(NOT_TAKEN)
@@ -490,4 +547,4 @@ def take_call(me: tl.int64, args: tl.int64, count: tl.int64) -> Any:
                     taken = nbytes
             take_lock(lock)
             return new_int(taken)
-    return left(calls, K_TAKE, args, count)
+    return left(calls, K_TAKE, args, count, names)

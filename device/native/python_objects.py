@@ -66,6 +66,7 @@ utf8: Any = _of_two("PyUnicode_AsUTF8AndSize")  #: (str, address of its size): t
 new_bytes: Any = _of_two("PyBytes_FromStringAndSize")  #: (0, size): to be filled, and dropped
 bytes_at: Any = _of_one("PyBytes_AsString")  #: the address of what an object of bytes holds
 size_of_bytes: Any = _of_one("PyBytes_Size")
+size_of_tuple: Any = _of_one("PyTuple_Size")
 size_of_list: Any = _of_one("PyList_Size")
 list_item: Any = _of_two("PyList_GetItem")  #: (list, index): not to be dropped; 0: there is none
 call_with: Any = _of_two("PyObject_CallOneArg")  #: (function, object): an object, to be dropped
@@ -78,44 +79,37 @@ def clear_error(typing: Any) -> tuple[Any, _Emit]:
 
 
 @intrinsic
-def call_again(typing: Any, function: Any, arguments: Any, count: Any) -> tuple[Any, _Emit]:
-    """Call a function with the arguments that a call got: a new reference; 0: it has raised."""
+def call_again(typing: Any, function: Any, arguments: Any, count: Any, names: Any) -> tuple[Any, _Emit]:
+    """Call a function with the arguments that a call got, those by name too: a new reference; 0: it has raised."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = ir.IntType(64)
         kind = ir.FunctionType(word, [word] * 4)
         function = cgutils.get_or_insert_function(builder.module, kind, "PyObject_Vectorcall")
-        return builder.call(function, [*args, word(0)])
+        return builder.call(function, args)
 
-    return types.int64(types.int64, types.int64, types.int64), emit
+    return types.int64(*[types.int64] * 4), emit
 
 
-@intrinsic
-def call_with_eight(typing: Any, function: Any, arguments: Any, last: Any) -> tuple[Any, _Emit]:
-    """Call a function with the seven arguments that a call got, and one more: a new reference; 0: it has raised."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        word = ir.IntType(64)
-        kind = ir.FunctionType(word, [word], var_arg=True)
-        function = cgutils.get_or_insert_function(builder.module, kind, "PyObject_CallFunctionObjArgs")
-        given = builder.inttoptr(args[1], word.as_pointer())
-        seven = [builder.load(cgutils.gep(builder, given, i)) for i in range(7)]
-        return builder.call(function, [args[0], *seven, args[2], word(0)])
-
-    return types.int64(types.int64, types.int64, types.int64), emit
+def _call_with_objects(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    word = ir.IntType(64)
+    kind = ir.FunctionType(word, [word], var_arg=True)
+    function = cgutils.get_or_insert_function(builder.module, kind, "PyObject_CallFunctionObjArgs")
+    return builder.call(function, [*args, word(0)])
 
 
 @intrinsic
 def call_with_four(typing: Any, function: Any, a: Any, b: Any, c: Any, d: Any) -> tuple[Any, _Emit]:
     """Call a function with four objects: a new reference; 0: it has raised."""
+    return types.int64(*[types.int64] * 5), _call_with_objects
 
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        word = ir.IntType(64)
-        kind = ir.FunctionType(word, [word], var_arg=True)
-        function = cgutils.get_or_insert_function(builder.module, kind, "PyObject_CallFunctionObjArgs")
-        return builder.call(function, [*args, word(0)])
 
-    return types.int64(*[types.int64] * 5), emit
+@intrinsic
+def call_with_eight(
+    typing: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any
+) -> tuple[Any, _Emit]:
+    """Call a function with eight objects: a new reference; 0: it has raised."""
+    return types.int64(*[types.int64] * 9), _call_with_objects
 
 
 @intrinsic

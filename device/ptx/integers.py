@@ -1,12 +1,12 @@
 """Integer arithmetic (PTX ISA, "Integer Arithmetic Instructions" and "Extended-Precision")."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nanokv.device.ptx.errors import Unsupported
 from nanokv.device.ptx.kinds import Array, is_float, size_of, unsigned
-from nanokv.device.ptx.operands import Instruction, Register
+from nanokv.device.ptx.operands import Instruction
 from nanokv.device.ptx.writer import Writer, helper, known, opcode
 
 if TYPE_CHECKING:
@@ -228,10 +228,3 @@ def _mov(w: Writer, i: Instruction) -> None:
         w.write(to, " | ".join(words), unsigned(kind))
     else:
         w.write(parts[0], w.read(sources[0], kind), kind)
-
-
-def register_of(operand: Any) -> Register:
-    """An operand that must be a register."""
-    if not isinstance(operand, Register):
-        raise Unsupported(f"the operand {operand}")
-    return operand

@@ -222,6 +222,12 @@ CALLS = Record(
         Field("no_default", "<i8", "the default of a get: what says that there is none"),
         Field("int_type", "<i8", "the type int"),
         Field("float_type", "<i8", "the type float"),
+        Field("preferred_segment", "<i8", "the str of this name, as compilers of Python intern it; as the next ones"),
+        Field("exist_ok", "<i8", "the same"),
+        Field("hold", "<i8", "the same"),
+        Field("timeout", "<i8", "the same"),
+        Field("replicas", "<i8", "the same"),
+        Field("dst", "<i8", "the same"),
         Field("empty_like", "<i8", "torch.empty_like"),
         Field("wake", "<i8", "what wakes the poller of a rank"),
         Field("put", "<i8", "what does a put that is unusual"),
@@ -269,6 +275,12 @@ K_TRUE = CALLS.at("true")
 K_ZERO = CALLS.at("zero")
 K_INT_TYPE = CALLS.at("int_type")
 K_FLOAT_TYPE = CALLS.at("float_type")
+K_PREFERRED_SEGMENT = CALLS.at("preferred_segment")
+K_EXIST_OK = CALLS.at("exist_ok")
+K_HOLD = CALLS.at("hold")
+K_TIMEOUT = CALLS.at("timeout")
+K_REPLICAS = CALLS.at("replicas")
+K_DST = CALLS.at("dst")
 K_EMPTY_LIKE = CALLS.at("empty_like")
 K_WAKE = CALLS.at("wake")
 K_PUT = CALLS.at("put")

@@ -58,7 +58,7 @@ class Lease:
 
     def __init__(self, cache: NanoKVCache, holds: Slot | Held, dropped: "deque[Slot | Held]") -> None:
         self.holds = holds
-        self.bytes, owner = cache._pins.payload(holds.place)
+        self.bytes, owner = cache.engine.pins.payload(holds.place)
         self._end = weakref.finalize(owner, dropped.append, holds)
         self._end.atexit = False  # the end of a process gives back all that it holds
 
@@ -77,8 +77,8 @@ def place_of(cache: NanoKVCache, found: WritePlan | ObjMeta) -> Place:
         owner, payload = found.dst_rank, found.payload_base
     else:
         owner, payload = found.owner_rank, found.payload_off
-    slot = (found.header_off - cache._geometry.header_offset(0)) // (
-        cache._geometry.header_offset(1) - cache._geometry.header_offset(0)
+    slot = (found.header_off - cache.engine.geometry.header_offset(0)) // (
+        cache.engine.geometry.header_offset(1) - cache.engine.geometry.header_offset(0)
     )
     return Place(owner, slot, found.epoch, payload, found.bytes_total)
 
@@ -171,7 +171,7 @@ class ActivePool:
         if held.handles:
             return
         del self._held[held.key]
-        self._cache._machine.touch(held.place, now)
+        self._cache.engine.machine.touch(held.place, now)
         held.pinned.release()
         if held.primary is not None:
             with contextlib.suppress(KeyNotFound):

@@ -80,12 +80,12 @@ class BlockManager(MatchingPool):
         self.duplication_policy: Duplication = duplication
         self._patience = seconds("patience", patience)
         self._events = events
-        self._location = f"nanokv:{cache._name}:{segment}" if storage_location is None else storage_location
+        self._location = f"nanokv:{cache.engine.heap.name}:{segment}" if storage_location is None else storage_location
         self._pool, self._metrics = pool, metrics
         if metrics is not None:
             metrics.add(pool, self._counts, self._gauges)
         self._forget = None if events is None else events.before_flush(self.note_removed)
-        self._stay = cache._before_close(self.close)
+        self._stay = cache.engine.before_close(self.close)
 
     # --- registering ---
     def register_block(self, block: CompleteBlock, *, priority: Priority = "normal") -> ImmutableBlock:

@@ -78,9 +78,9 @@ class MatchingPool(BlockPool):
         touched = 0
         with self._entered():
             for key in [self._keys.of(each) for each in listed("sequence_hashes", sequence_hashes)]:
-                found = self._cache._allocation.locate(key)
+                found = self._cache.engine.allocation.locate(key)
                 if found.status == Status.OK:
-                    self._cache._machine.touch(found.place, now_ns())
+                    self._cache.engine.machine.touch(found.place, now_ns())
                     touched += 1
         return touched
 

@@ -63,12 +63,12 @@ class BlockPool(ABC):
     def __init__(
         self, cache: NanoKVCache, layout: LayoutConfig, segment: int, total_blocks: int | None, eviction: str
     ) -> None:
-        cache._check_open()
+        cache.engine.check_open()
         order = order_named(eviction) if isinstance(eviction, str) else None
         if order is None:
             raise InvalidArgument(f'eviction must be "lru", "fifo" or "priority", not {eviction!r}')
         self._cache, self.layout, self.segment = cache, layout, segment
-        self._geometry, self._order = cache._geometry, order
+        self._geometry, self._order = cache.engine.geometry, order
         _check_world(cache, layout, segment)
         pages = np.array([self._geometry.pages_of(layout.natural_block_stride)])
         self._pages = int(self._geometry.extent_pages(pages)[0])
@@ -80,7 +80,7 @@ class BlockPool(ABC):
         self._total = most if total_blocks is None else integer("total_blocks", total_blocks, 1, most)
         self._keys = Keys(cache.digest("").key_check >> 32)
         self._group = f"nanokv.blocks {layout.block_shape} {layout.dtype}"
-        self._group_word = cache._hasher.group(self._group)
+        self._group_word = cache.engine.hasher.group(self._group)
         self._slots = Slots(cache, segment, layout.natural_block_stride, Hold(group=self._group))
         self._active = ActivePool(cache, layout)
         self._dropped: deque[Slot | Held] = deque()
@@ -193,7 +193,7 @@ class BlockPool(ABC):
         candidates = np.flatnonzero(table.inactive)
         for at in candidates[np.argsort(self._order(table)[candidates], kind="stable")].tolist():
             row = table.row(at)
-            if self._cache._allocation.evict_slot(self.segment, row.slot, row.epoch) == Status.OK:
+            if self._cache.engine.allocation.evict_slot(self.segment, row.slot, row.epoch) == Status.OK:
                 gone.append(row)
                 self._unpublish(row.key)
                 if len(gone) == count:
@@ -221,7 +221,7 @@ class BlockPool(ABC):
             self._active.release(holds, now_ns())
 
     def _look(self) -> Table:
-        return Table(self._cache._machine, self.segment, self._group_word)
+        return Table(self._cache.engine.machine, self.segment, self._group_word)
 
     def _reset_size(self, table: Table) -> int:
         """Blocks that no object has, as far as the segment has room beside objects of others."""
@@ -251,7 +251,7 @@ class BlockPool(ABC):
     def _check_open(self) -> None:
         if not self._open:
             raise CacheClosed("this block manager was closed")
-        self._cache._check_open()
+        self._cache.engine.check_open()
 
     def close(self) -> None:
         """Give back all blocks that this process holds, and send Remove for those it has registered. Idempotent.
@@ -288,7 +288,7 @@ def _check_world(cache: NanoKVCache, layout: LayoutConfig, segment: int) -> None
         raise InvalidArgument("a block pool needs a world with evict=False: the pool evicts, and says what it evicted")
     if layout.num_blocks != 1:
         raise InvalidArgument("the layout of a pool is that of one block: num_blocks must be 1")
-    geometry, first = cache._geometry, cache.remote_ptr(segment, cache._geometry.offsets["heap_base"])
+    geometry, first = cache.engine.geometry, cache.remote_ptr(segment, cache.engine.geometry.offsets["heap_base"])
     if first % layout.alignment or geometry.page_bytes % layout.alignment:
         raise InvalidArgument(f"an alignment of {layout.alignment} bytes needs pages that are multiples of it")
     if layout.natural_block_stride > geometry.max_object_bytes:

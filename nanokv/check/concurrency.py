@@ -80,7 +80,7 @@ def check_room(world: list[NanoKVCache]) -> None:
     Raises:
         CheckFailure: one has not.
     """
-    largest = torch.arange(PAGES * PAGE_BYTES, dtype=torch.int64).to(torch.uint8).to(world[0]._single.device)
+    largest = torch.arange(PAGES * PAGE_BYTES, dtype=torch.int64).to(torch.uint8).to(world[0].engine.single.device)
     for cache in world:
         cache.clear()
     for cache in world:

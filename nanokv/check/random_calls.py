@@ -40,7 +40,7 @@ class RandomCalls:
         self, cache: NanoKVCache, worker: int, *, keys: int, max_pages: int, seed: int, pins: bool = True
     ) -> None:
         self.cache, self.keys = cache, keys
-        self.page_bytes = cache._geometry.page_bytes
+        self.page_bytes = cache.engine.geometry.page_bytes
         self.max_words = max_pages * self.page_bytes // torch.int64.itemsize
         self.random = random.Random(seed)
         self.versions = worker << 24
@@ -125,7 +125,7 @@ class RandomCalls:
         """Write an object as a caller's kernel does: open, store, commit."""
         tensor = self._new(key)
         plan = self.cache.open_for_write(name(key), tensor.nbytes, preferred_segment=self._owner())
-        target = self.cache._single.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, plan.bytes_total))
+        target = self.cache.engine.single.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, plan.bytes_total))
         target.copy_(tensor.view(torch.uint8))
         self.cache.commit(name(key))
 

@@ -43,7 +43,7 @@ class CacheRank(RankCommands):
     def attach(self) -> tuple[int, bool]:
         """Open the cache; (incarnation, recovered) of its heap."""
         self.cache = attach(self.rank, self.options)
-        heap = self.cache._heap
+        heap = self.cache.engine.heap
         self.who = (self.rank + 8 * heap.incarnation) % 256  #: no two living ranks have the same
         return heap.incarnation, heap.recovered
 

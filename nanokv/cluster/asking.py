@@ -26,10 +26,10 @@ class Asking(Objects):
     """What calls about many keys share. A status for each key is in `statuses`, int64."""
 
     def _digests(self, keys: Iterable[Key]) -> Digests:
-        return self.world._digests(keys)
+        return self.world.engine.digests(keys)
 
     def _find_here(self, digests: Digests) -> Words:
-        return self.world._batched.find(digests)
+        return self.world.engine.batched.find(digests)
 
     def _ask(self, digests: Digests, missing: Words, statuses: Words, read: Read, patience: Patience) -> None:
         """Ask the nodes that may have objects (`_others`), for those whose status is not OK yet, many at once.

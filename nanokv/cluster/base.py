@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
@@ -32,13 +33,13 @@ class ClusterBase:
     def _setup(self, world: NanoKVCache, cluster: str, options: ClusterOptions) -> None:
         self.world = world
         self.options = options
-        self._open = True
+        self._open, self._process = True, os.getpid()
         self._parts: Parts = assemble(world, cluster, options)
         self._counts = self._parts.counts
         self._nodes, self._reading, self._putting = self._parts.nodes, self._parts.reading, self._parts.putting
-        self._hash = world._hash
+        self._hash = world.engine.hasher
         self._here = options.node
-        self._detach = world._before_close(self.close)
+        self._detach = world.engine.before_close(self.close)
 
     # --- who this is ---
     @property
@@ -99,7 +100,7 @@ class ClusterBase:
         """
         if self._open:
             self._open = False
-            if self.world._forked_from is None:  # else nothing here is this process'
+            if os.getpid() == self._process:  # else nothing here is this process'
                 self._detach()
                 self._parts.close()
 
@@ -122,12 +123,12 @@ class ClusterBase:
         if not self._open:
             raise CacheClosed(f"node {self._here} has left the cluster")
         if self.world.closed:
-            self.world._check_open()  # this is a child of a fork, and the threads and sockets are its parent's
+            self.world.engine.check_open()  # this is a child of a fork, and the threads and sockets are its parent's
 
     def _check_stays(self) -> None:
         """For what waits: raise CacheClosed also when the program ends."""
         self._check_open()
-        self.world._check_stays()
+        self.world.engine.check_waits()
 
     def _patience(self) -> Patience:
         """That of one call."""
@@ -177,9 +178,9 @@ class ClusterBase:
             raise error
 
     def _terms(self, hold: float | Hold | None) -> Terms:
-        return NO_TERMS if hold is None else terms_of(hold, self.world._hasher.group)
+        return NO_TERMS if hold is None else terms_of(hold, self.world.engine.hasher.group)
 
     def _error(self, status: int, key: Key, node: Node | None, nbytes: int = 0) -> NanoKVError:
-        geometry: Any = self.world._geometry if node is None else node.geometry
+        geometry: Any = self.world.engine.geometry if node is None else node.geometry
         owner = f"node {self._here if node is None else node.name}"
         return error_for(status, key, geometry, nbytes=nbytes, owner=owner)

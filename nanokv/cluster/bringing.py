@@ -59,7 +59,7 @@ class Bringing(Many):
 
         rank, kind = self.world.rank, got.descriptor[0] & LOW32.value  # its checksum is made anew
         what = (kind, *got.descriptor[1:])
-        return self.world._single.put_filled(digest, got.nbytes, rank, what, fill) in (_OK, int(Status.DUPLICATE))
+        return self.world.engine.single.put_filled(digest, got.nbytes, rank, what, fill) in (_OK, int(Status.DUPLICATE))
 
     def paged_kv(self, layers: Sequence[torch.Tensor], *, kv_dim: int | None) -> ClusterPagedKV:
         """Access to an engine's paged KV cache: see `NanoKVCache.paged_kv`; its `get` finds blocks on all nodes.
@@ -68,4 +68,4 @@ class Bringing(Many):
             InvalidArgument: as `NanoKVCache.paged_kv`.
         """
         self._check_open()
-        return ClusterPagedKV(self.world.paged_kv(layers, kv_dim=kv_dim), self.bring, self.world._worker)
+        return ClusterPagedKV(self.world.paged_kv(layers, kv_dim=kv_dim), self.bring, self.world.engine.worker)

@@ -38,11 +38,11 @@ class NanoKVCluster(Bringing):
     def __init__(self, world: NanoKVCache, cluster: str, **options: Any) -> None:
         if not isinstance(world, NanoKVCache):
             raise InvalidArgument(f"world must be a NanoKVCache, not {type(world).__name__}")
-        world._check_open()
+        world.engine.check_open()
         if world.alloc != "device":
             raise InvalidArgument("a cluster needs a world with alloc='device': v1's objects are found by its master")
         self._has_compared = False
-        self._setup(world, cluster, make_cluster_options(world._name, options))
+        self._setup(world, cluster, make_cluster_options(world.engine.heap.name, options))
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Tell `listener` of objects that come to this rank's segment, or to any of other nodes, or go; and of nodes.

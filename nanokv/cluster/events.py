@@ -76,7 +76,7 @@ class Events:
         follows: bool,
     ) -> None:
         self._nodes, self._publisher, self._locations, self._reading = nodes, publisher, locations, reading
-        self._geometry, self._changes, self._follows = world._geometry, changes, follows
+        self._geometry, self._changes, self._follows = world.engine.geometry, changes, follows
         self._followed: dict[str, str] = {}  # address -> member
         self._of: dict[Sender, WorldId] = {}  # members as their cards have them -> their worlds
         self._known: set[WorldId] = set()  # worlds that were heard

@@ -98,7 +98,7 @@ class Lookups(Asking):
         """
         self._check_open()
         digests = self._digests(keys)
-        statuses = np.array(self.world._batched.remove(digests))
+        statuses = np.array(self.world.engine.batched.remove(digests))
         lost = self._remove_elsewhere(digests.words, statuses) if len(digests) else None
         if lost is not None:
             self._lost(lost)

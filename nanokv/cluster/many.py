@@ -9,8 +9,8 @@ from typing import Any, overload
 import numpy as np
 import torch
 
-from nanokv.api.many import listed_tensors
 from nanokv.arguments import seconds
+from nanokv.cache import listed_tensors
 from nanokv.cluster.asking import by_place, chosen
 from nanokv.cluster.base import Segment
 from nanokv.cluster.fetched import Fetched
@@ -215,10 +215,10 @@ class Many(Lookups):
         """
         alike = alike_destinations(dsts) if self.device.type == "cpu" else None
         if alike is None:
-            check_apart([self.world._single.destination(dst) for dst in dsts])
+            check_apart([self.world.engine.single.destination(dst) for dst in dsts])
             return None
         what, targets = alike
-        self.world._single.check_places(targets, what.nbytes)
+        self.world.engine.single.check_places(targets, what.nbytes)
         return (What.of(what.nbytes, RAW) if reinterpret else what), targets
 
     # --- which node ---

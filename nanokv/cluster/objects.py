@@ -189,7 +189,7 @@ class Objects(ClusterBase):
         """The object that was read, as a tensor of its own memory, or in `dst`."""
         if dst is None:
             return self._new_tensor(got, key)
-        plain = self.world._single.destination(dst)
+        plain = self.world.engine.single.destination(dst)
         what: What = what_of(plain.dtype, plain.shape)
         found = Found(_OK, Place(0, 0, 0, 0, got.nbytes), got.descriptor)
         if not found.suits(what.nbytes, RAW if reinterpret else what.descriptor):
@@ -254,7 +254,7 @@ class Objects(ClusterBase):
         """
         self._check_open()
         keys = np.array([self._hash(key)], np.int64)
-        statuses = np.array([self.world._allocation.remove(KeyDigest(*keys[0].tolist()))], np.int64)
+        statuses = np.array([self.world.engine.allocation.remove(KeyDigest(*keys[0].tolist()))], np.int64)
         lost = self._remove_elsewhere(keys, statuses)
         if lost is not None:
             self._counts.peer_lost += 1

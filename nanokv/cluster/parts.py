@@ -87,7 +87,7 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         ClusterUnavailable: the registry does not answer, or another living process is this member.
         LinkUnavailable: the link does not work here.
     """
-    heap = world._heap
+    heap = world.engine.heap
     member = member_name(options.node, heap.rank)
     membership = open_membership(cluster, ttl=options.ttl, timeout=options.join_timeout)
     opened: list[Any] = [membership]
@@ -108,7 +108,7 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         uses = Uses(nodes, asker)
         opened.append(uses)
         reading.note_use, reading.note_uses = uses.note, uses.note_each
-        puller = Puller(world._machine, world._allocation, link, staging, heap.wake)
+        puller = Puller(world.engine.machine, world.engine.allocation, link, staging, heap.wake)
         figures = Figures(counts, staging, puller, putting, nodes)
         serving = Serving(world, puller, lambda: {**world.stats(), **figures.as_dict()})
         server = _server(member, incarnation, secret, serving, options)
@@ -149,7 +149,7 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         changes,
         uses,
         at_once,
-        GenerationTeller(world._generations_of_mine(), nodes, asker, at_once, options.timeout),
+        GenerationTeller(world.engine.generations(), nodes, asker, at_once, options.timeout),
         segments,
     )
 
@@ -202,7 +202,7 @@ def _card_of(
     publisher: Publisher,
 ) -> Card:
     """What the member tells the others of itself."""
-    heap = world._heap
+    heap = world.engine.heap
     return Card(
         options.node,
         heap.rank,

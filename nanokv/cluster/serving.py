@@ -38,8 +38,9 @@ class Serving:
     """
 
     def __init__(self, world: NanoKVCache, puller: Puller, stats: Callable[[], Mapping[str, Any]]) -> None:
-        self._allocation, self._machine, self._geometry = world._allocation, world._machine, world._geometry
-        self._stats, self._heap = stats, world._heap
+        engine = world.engine
+        self._allocation, self._machine, self._geometry = engine.allocation, engine.machine, engine.geometry
+        self._stats, self._heap = stats, engine.heap
         self._puller = puller
         self._checking: _InThread | None = None
 

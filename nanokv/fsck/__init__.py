@@ -128,7 +128,7 @@ def check_cache(caches: "NanoKVCache | Sequence[NanoKVCache]", *, patience: floa
         patience: seconds to wait for the pollers to come to rest. After that everything is checked all the same.
     """
     many = list(caches) if isinstance(caches, Sequence) else [caches]
-    heap, mode = many[0]._heap, many[0].alloc
+    heap, mode = many[0].engine.heap, many[0].alloc
     deadline = time.monotonic() + patience
     while True:
         late = time.monotonic() >= deadline
@@ -148,6 +148,6 @@ def _view(heap: "Heap", rank: int) -> SegmentView:
 def _check_index(cache: "NanoKVCache", view: SegmentView) -> Iterator[Finding]:
     """I5: the index of a cache has exactly the READY objects of its segment."""
     look = take_looks([view])[0]
-    wrong = cache._poller.index.epochs() != np.where(look.ready, look.epoch, -1)
+    wrong = cache.engine.poller.index.epochs() != np.where(look.ready, look.epoch, -1)
     what, remedy = "the index and the headers do not agree", "call flush() first: if it stays, report a bug"
     yield from find("I5", cache.rank, what, "slot", wrong, remedy)

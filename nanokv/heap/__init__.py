@@ -29,6 +29,7 @@ They use:
 """
 
 from importlib import import_module
+from inspect import signature
 from typing import Any, Literal, get_args
 
 from nanokv.errors import InvalidArgument
@@ -41,15 +42,20 @@ HeapKind = Literal["local", "shm", "torch_symm", "iris"]
 KINDS: tuple[HeapKind, ...] = get_args(HeapKind)
 
 
-def open_heap(kind: str, spec: WorldSpec, rank: int, **options: Any) -> Heap:
+def open_heap(kind: str, spec: WorldSpec, rank: int, /, **options: Any) -> Heap:
     """Join the world `spec` as `rank`, or make it, with a provider. `options`: of its `attach`.
 
     Raises:
-        InvalidArgument: no such provider. Others: as the provider's `attach`.
+        InvalidArgument: no such provider, or it has no such option. Others: as the provider's `attach`.
     """
     if kind not in KINDS:
         raise InvalidArgument(f"kind must be one of {KINDS}, not {kind!r}")
-    heap: Heap = import_module(f"nanokv.heap.{kind}").attach(spec, rank, **options)
+    attach = import_module(f"nanokv.heap.{kind}").attach
+    try:
+        signature(attach).bind(spec, rank, **options)
+    except TypeError as error:
+        raise InvalidArgument(f"heap_options of heap={kind!r}: {error}") from None
+    heap: Heap = attach(spec, rank, **options)
     return heap
 
 

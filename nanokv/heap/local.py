@@ -331,6 +331,8 @@ def _fine_grained(nbytes: int, device: torch.device) -> torch.Tensor:
 
 
 def _devices_of_ranks(device: Device | Sequence[Device], count: int) -> list[torch.device]:
+    if not isinstance(device, str | torch.device | Sequence):
+        raise InvalidArgument(f"device must be a device, or a sequence of them, not {device!r}")
     several = [device] if isinstance(device, str | torch.device) else list(device)
     if not several:
         raise InvalidArgument("device must name at least one device, not an empty sequence")

@@ -19,6 +19,7 @@ from nanokv.device.segment.layout import MAX_RANKS
 from nanokv.errors import HeapUnavailable, InvalidArgument
 from nanokv.heap.process_heap import ProcessHeap
 from nanokv.heap.shm_tools import inspect, list_worlds
+from nanokv.saved.load import load
 from nanokv.saved.reading import open_saved
 from nanokv.saved.save import Progress, no_progress
 from nanokv.types import Loaded
@@ -48,7 +49,8 @@ def load_into(path: Path, name: str, progress: Progress = no_progress) -> tuple[
         ranks = [rank for rank, absent in enumerate(info.absent) if not absent]
     with ExitStack() as ends:
         caches = _attach_all(name, stated, ranks, ends, keep=not is_new)
-        loaded = caches[0]._load(path, progress=progress)
+        with open_saved(path) as file:
+            loaded = load(file, caches[0].engine, None, progress)
         for cache in caches:
             cache.flush()
             _keep(cache, True)
@@ -57,8 +59,8 @@ def load_into(path: Path, name: str, progress: Progress = no_progress) -> tuple[
 
 def _keep(cache: NanoKVCache, keep: bool) -> None:
     """Let the world stay when this rank leaves, or go with its last rank."""
-    assert isinstance(cache._heap, ProcessHeap)
-    cache._heap.leaves_its_world = keep
+    assert isinstance(cache.engine.heap, ProcessHeap)
+    cache.engine.heap.leaves_its_world = keep
 
 
 def _attach_all(

@@ -7,28 +7,27 @@ so that eviction finds the oldest first again.
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from nanokv import stored_layouts
-from nanokv.allocation.base import Allocation
 from nanokv.allocation.routing import Routing
-from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Terms
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import PRIORITY, TERMS_PRIORITY_SHIFT
 from nanokv.errors import SegmentCorrupt
-from nanokv.heap.base import Heap
 from nanokv.keys import tag_of
 from nanokv.room import NO_ROOM
 from nanokv.saved.reading import Damaged, SavedFile
 from nanokv.saved.room import Room
 from nanokv.saved.save import Progress, no_progress
 from nanokv.status_errors import error_for
-from nanokv.transfer.single import SingleTransfer
 from nanokv.types import KeyDigest, Loaded
+
+if TYPE_CHECKING:
+    from nanokv.engine import Engine
 
 _COUNTED = {
     Status.OK: "objects",
@@ -38,16 +37,7 @@ _COUNTED = {
 }  #: the field of Loaded that counts each answer
 
 
-class Target(NamedTuple):
-    """The parts of a cache that a load uses."""
-
-    heap: Heap
-    machine: Machine
-    allocation: Allocation
-    single: SingleTransfer
-
-
-def load(file: SavedFile, target: Target, preferred: int | None, progress: Progress = no_progress) -> Loaded:
+def load(file: SavedFile, engine: "Engine", preferred: int | None, progress: Progress = no_progress) -> Loaded:
     """Put all objects of a file. `preferred`: the rank whose segment gets all of them, if it is not None.
 
     Raises:
@@ -56,7 +46,7 @@ def load(file: SavedFile, target: Target, preferred: int | None, progress: Progr
         SegmentCorrupt: the payloads of some objects are damaged. All others were put.
         WriteLost, PeerLost: from an object on nothing was put.
     """
-    loader = _Loader(file, target, preferred)
+    loader = _Loader(file, engine, preferred)
     loader.write_layouts()
     total = int(file.rows["bytes_total"].sum())
     done = 0
@@ -73,10 +63,11 @@ def load(file: SavedFile, target: Target, preferred: int | None, progress: Progr
 
 
 class _Loader:
-    def __init__(self, file: SavedFile, target: Target, preferred: int | None) -> None:
+    def __init__(self, file: SavedFile, engine: "Engine", preferred: int | None) -> None:
         self._file = file
         self._rows = file.rows
-        self._heap, self._machine, self._allocation, self._single = target
+        self._heap, self._machine = engine.heap, engine.machine
+        self._allocation, self._single = engine.allocation, engine.single
         self.damaged = 0
         self.counts = Loaded(0, 0, 0, 0, 0)
         halves = (self._rows[name].view(np.int64).tolist() for name in ("key_hash", "key_check"))

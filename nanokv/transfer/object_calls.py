@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from sys import intern
 from typing import Any, NoReturn
 
 import numpy as np
@@ -40,7 +41,7 @@ from nanokv.errors import InvalidArgument, PeerLost
 from nanokv.heap.base import Heap
 from nanokv.keys import Hasher
 from nanokv.replicas import NO_COPIES, Replicas
-from nanokv.room import NO_ROOM, RoomWait
+from nanokv.room import NO_ROOM, NO_WAIT, RoomWait
 from nanokv.statistics import Traffic
 from nanokv.status_errors import error_for
 from nanokv.terms import Hold, terms_of
@@ -72,22 +73,19 @@ def calls_in_python() -> Iterator[None]:
 
 
 class ObjectCalls:
-    """The calls of one cache, as `api.objects` has them, by position."""
+    """The calls of one cache. put, get, exists and remove have the arguments of the public methods.
 
-    __slots__ = ("exists", "get", "is_native", "put", "remove", "take")
+    Attributes:
+        take: (key, address, room) -> the bytes that were copied; below 0: none.
+        native: those of the public methods that are native calls, by name. A cache has them in its methods' place.
+    """
 
-    #: (key, tensor, preferred segment, exist_ok, hold, timeout, replicas)
-    put: Callable[[Key, Tensor, int | None, bool, float | Hold | None, float, int], None]
-    #: (key, default, dst, reinterpret) -> the tensor, or the default
-    get: Callable[[Key, Any, Tensor | None, bool], Any]
-    exists: Callable[[Key], bool]
-    remove: Callable[[Key], None]
-    take: Callable[[Key, int, int], int]  #: (key, address, room) -> the bytes that were copied; below 0: none
-    is_native: bool
+    __slots__ = ("exists", "get", "native", "put", "remove", "take")
 
     def __init__(self, python: "PythonCalls") -> None:
-        self.put, self.get, self.exists = python.put, python.get, python.exists
-        self.remove, self.take, self.is_native = python.remove, python.take, False
+        self.put, self.get, self.exists, self.remove = python.put, python.get, python.exists, python.remove
+        self.take: Callable[[Key, int, int], int] = python.take
+        self.native: dict[str, Callable[..., Any]] = {}
 
 
 def object_calls(python: "PythonCalls", machine: Machine) -> ObjectCalls:
@@ -116,8 +114,9 @@ def _native_calls(python: "PythonCalls", machine: NativeMachine, allocation: Pro
         "float_type": float,
         "empty_like": torch.empty_like,
         "wake": heap.wake,
+        **{name: intern(name) for name in ("preferred_segment", "exist_ok", "hold", "timeout", "replicas", "dst")},
         "put": python.put,
-        "put_refused": python.put,
+        "put_refused": python.put_refused,
         "put_failed": python.put_failed,
         "get": python.get,
         "get_failed": python.get_failed,
@@ -151,10 +150,13 @@ def _native_calls(python: "PythonCalls", machine: NativeMachine, allocation: Pro
     held = (calls, hashing, look, peers, liveness, objects, machine, xxhash.xxh3_128_digest)
     me = (int(calls.ctypes.data), held)
     chosen = ObjectCalls(python)
-    names = ("put", "exists", "remove", "take") if python.promotion else ("put", "get", "exists", "remove", "take")
-    for name in names:  # where reads are counted to promote objects, Python gets
-        setattr(chosen, name, machine.bound(f"{name}_call", me))
-    chosen.is_native = True
+    for name in ("put", "get", "exists", "remove", "take"):
+        if name == "get" and python.promotion:  # reads are counted, to promote objects: Python gets
+            continue
+        call = machine.bound(f"{name}_call", me, getattr(PythonCalls, name))
+        setattr(chosen, name, call)
+        if name != "take":
+            chosen.native[name] = call
     return chosen
 
 
@@ -207,8 +209,14 @@ class NativeRecords:
             words[-1] = id(like)
 
 
+def _public(method: Any) -> Any:
+    """Give a method the name of the public one: what Python says of wrong arguments names that."""
+    method.__qualname__ = f"NanoKVCache.{method.__name__}"
+    return method
+
+
 class PythonCalls:
-    """The calls in Python, for every machine, key, tensor and option. Arguments: see `ObjectCalls`.
+    """The calls in Python, for every machine, key, tensor and option. Their arguments are those of the public methods.
 
     Args:
         room: waits until a put finds some.
@@ -234,7 +242,22 @@ class PythonCalls:
         self._native = native
         self._traffic.counted_natively(native.calls)
 
+    @_public
     def put(
+        self,
+        key: Key,
+        tensor: Tensor,
+        *,
+        preferred_segment: int | None = None,
+        exist_ok: bool = False,
+        hold: float | Hold | None = None,
+        timeout: float = NO_WAIT,
+        replicas: int = NO_COPIES,
+    ) -> None:
+        """Store a tensor."""
+        self.put_refused(key, tensor, preferred_segment, exist_ok, hold, timeout, replicas, None)
+
+    def put_refused(
         self,
         key: Key,
         tensor: Tensor,
@@ -243,7 +266,7 @@ class PythonCalls:
         hold: float | Hold | None,
         timeout: float,
         replicas: int,
-        refused_by: int | None = None,
+        refused_by: int | None,
     ) -> None:
         """Store a tensor. `refused_by`: the rank whose segment has answered a first try FULL, and counted it."""
         with self._traffic.counting_put_errors():
@@ -278,7 +301,8 @@ class PythonCalls:
             return self._replicas.put(digest, tensor, preferred, terms, copies)
         return self._single.put(digest, tensor, preferred, terms)
 
-    def get(self, key: Key, default: Any, dst: Tensor | None, reinterpret: bool) -> Any:
+    @_public
+    def get(self, key: Key, default: Any = NO_DEFAULT, *, dst: Tensor | None = None, reinterpret: bool = False) -> Any:
         """Read an object, into `dst` or a new tensor."""
         if reinterpret is not False:
             check_reinterpret(reinterpret, dst)
@@ -305,10 +329,12 @@ class PythonCalls:
         """Raise the error of a get."""
         raise error_for(status, key, self._geometry)
 
+    @_public
     def exists(self, key: Key) -> bool:
         """Whether an object can be read now."""
         return self.allocation.exists(self.hasher(key)) == _OK
 
+    @_public
     def remove(self, key: Key) -> None:
         """Remove an object."""
         status = self.allocation.remove(self.hasher(key))

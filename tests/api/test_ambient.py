@@ -94,7 +94,7 @@ def test_tensors_come_back_as_they_were_put(make_world: MakeWorld, tmp_path: Pat
     layers = [ones(4, 2, 4, 2, 8) for _ in range(2)]
     paged = world[0].paged_kv(layers, kv_dim=1)
     assert paged.put(["p"], [0]) == [None] and paged.get(["p"], [1]) == [None]
-    assert world[0].heap_bases_tensor.tolist() == world[0]._heap.bases
+    assert world[0].heap_bases_tensor.tolist() == world[0].engine.heap.bases
 
 
 def test_doctor_is_well() -> None:

@@ -236,7 +236,7 @@ def test_plan(world: World) -> None:
         world[1].get_location("k")
     with pytest.raises(DuplicateKey):
         world[1].put("k", torch.ones(1))
-    target = world[0]._single.payload(Place(1, 0, 0, plan.payload_base, plan.bytes_total))
+    target = world[0].engine.single.payload(Place(1, 0, 0, plan.payload_base, plan.bytes_total))
     target.copy_(payload)
     world[0].commit("k")
     meta = world[1].get_location("k")

@@ -134,10 +134,10 @@ WAITS: dict[str, Callable[[nanokv.NanoKVCache], Any]] = {
     "two": lambda cache: [
         cache.put_async(key, torch.zeros(8), preferred_segment=1, timeout=float("inf")) for key in "xy"
     ][1],
-    "put_many": lambda cache: cache._worker.submit(
+    "put_many": lambda cache: cache.engine.worker.submit(
         lambda: cache.put_many(["x"], [torch.zeros(8)], preferred_segment=1, timeout=float("inf"))
     ),
-    "open_for_write": lambda cache: cache._worker.submit(
+    "open_for_write": lambda cache: cache.engine.worker.submit(
         lambda: cache.open_for_write("x", 8, preferred_segment=1, timeout=float("inf"))
     ),
 }

@@ -175,7 +175,7 @@ def world_of(alloc: Any, checksum: bool = True, **options: Any) -> Iterator[list
 def flip(cache: nanokv.NanoKVCache, key: str, byte: int, bit: int = 3) -> None:
     """Flip a bit of an object's payload in its segment."""
     meta = cache.get_location(key)
-    cache._heap.segment(meta.owner_rank)[meta.payload_off + byte] ^= 1 << bit
+    cache.engine.heap.segment(meta.owner_rank)[meta.payload_off + byte] ^= 1 << bit
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -257,11 +257,11 @@ def test_the_descriptor_is_covered(word: int) -> None:
     tensor = torch.zeros(4, 4, 1, dtype=torch.float16)
     with world_of("device") as world:
         world[0].put("k", tensor)
-        found = world[0]._machine.lookup(world[0].digest("k"))
+        found = world[0].engine.machine.lookup(world[0].digest("k"))
         cache = world[found.place.owner]
-        raw = cache._heap.host_view(cache.rank)
+        raw = cache.engine.heap.host_view(cache.rank)
         assert raw is not None
-        view = SegmentView(raw, cache._heap.geometry)
+        view = SegmentView(raw, cache.engine.heap.geometry)
         words = view.descriptors[found.place.slot : found.place.slot + 1].view(np.uint64)
         for bit in range(64):
             words[word] ^= np.uint64(1 << bit)
@@ -275,7 +275,7 @@ def test_the_descriptor_is_covered(word: int) -> None:
 def test_a_plan_has_one_once_the_host_has_committed(alloc: str) -> None:
     with world_of(alloc) as world:
         plan = world[0].open_for_write("plan", 5000)
-        world[0]._single.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, 5000)).fill_(7)
+        world[0].engine.single.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, 5000)).fill_(7)
         world[0].commit("plan")
         assert set(world[1].get("plan").tolist()) == {7}
         flip(world[0], "plan", 4999)
@@ -292,7 +292,7 @@ def test_any_reader_verifies_and_only_ranks_with_the_option_refuse_objects_witho
     geometry = Geometry.plan(1 << 16, 256, 2)
     heaps = LocalWorld(WorldSpec(geometry, mode="device", may_evict=False, water=(85, 95)))
     with_sums, without = (
-        nanokv.NanoKVCache._from_heap(heaps.heap(rank), 0, make_options({"checksum": rank == 0})) for rank in range(2)
+        nanokv.NanoKVCache.on_heap(heaps.heap(rank), 0, make_options({"checksum": rank == 0})) for rank in range(2)
     )
     with_sums.put("sealed", torch.arange(100))
     without.put("plain", torch.arange(100))
@@ -334,10 +334,10 @@ def test_a_copy_of_an_object_whose_checksum_is_0_has_it_too() -> None:
         copy()
         assert caches[0].copies(key) == [0, 1]
         for cache in caches:
-            found = cache._machine.lookup(cache.digest(key))
+            found = cache.engine.machine.lookup(cache.digest(key))
             assert cache.rank in (found.place.owner, 2)
             assert unpack("FORMAT", "checksum", found.descriptor[0]) == 0
-            header = cache._machine.headers(found.place.owner, found.place.slot, 1)[0]
+            header = cache.engine.machine.headers(found.place.owner, found.place.slot, 1)[0]
             assert header["flags"] & FLAG_CHECKSUM.value
             assert torch.equal(cache.get(key), value)
     for cache in caches:
@@ -363,8 +363,8 @@ def test_what_was_refused_is_counted_and_nothing_else() -> None:
 def test_off_nothing_is_stored() -> None:
     with world_of("device", checksum=False) as world:
         world[0].put("k", torch.arange(9))
-        found = world[0]._machine.lookup(world[0].digest("k"))
-        header = world[0]._machine.headers(found.place.owner, found.place.slot, 1)[0]
+        found = world[0].engine.machine.lookup(world[0].digest("k"))
+        header = world[0].engine.machine.headers(found.place.owner, found.place.slot, 1)[0]
         assert not header["flags"] & FLAG_CHECKSUM.value
         assert unpack("FORMAT", "checksum", found.descriptor[0]) == 0
 

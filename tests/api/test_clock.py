@@ -67,8 +67,8 @@ USES: dict[str, Callable[[nanokv.NanoKVCache], object]] = {
 
 
 def last_access(cache: nanokv.NanoKVCache) -> int:
-    place = cache._allocation.locate(cache.digest("k")).place
-    return int(time_of(cache._machine.headers(place.owner, place.slot, 1)["last_access"])[0])
+    place = cache.engine.allocation.locate(cache.digest("k")).place
+    return int(time_of(cache.engine.machine.headers(place.owner, place.slot, 1)["last_access"])[0])
 
 
 @pytest.mark.parametrize("name", PUTS)
@@ -90,8 +90,8 @@ def test_a_lease_and_a_lifetime_end_by_the_clock_of_segments(world: World) -> No
     before = now_ns()
     world[0].put("k", one(), preferred_segment=1, hold=Hold(10.0, ttl=20.0))
     after = now_ns()
-    place = world[0]._allocation.locate(world[0].digest("k")).place
-    until = int(world[0]._machine.labels(1, place.slot, 1)["until"][0])
+    place = world[0].engine.allocation.locate(world[0].digest("k")).place
+    until = int(world[0].engine.machine.labels(1, place.slot, 1)["until"][0])
     assert before + 10 * NS - 4 < last_access(world[1]) <= after + 10 * NS
     assert before + 20 * NS - 4 < until <= after + 20 * NS
 
@@ -126,8 +126,8 @@ def saved_with_ttl(world: World, path: Path, ttl: float) -> None:
 
 
 def seconds_left(cache: nanokv.NanoKVCache) -> float:
-    place = cache._allocation.locate(cache.digest("k")).place
-    return float(int(cache._machine.labels(place.owner, place.slot, 1)["until"][0]) - now_ns()) / NS
+    place = cache.engine.allocation.locate(cache.digest("k")).place
+    return float(int(cache.engine.machine.labels(place.owner, place.slot, 1)["until"][0]) - now_ns()) / NS
 
 
 @pytest.mark.parametrize("hours", [-2, 2])
@@ -154,12 +154,12 @@ def test_a_file_of_another_start_of_the_machine_ages_by_the_wall_clock(
 
 def test_a_segment_of_another_start_of_the_machine_is_saved_by_its_own_clock(world: World, tmp_path: Path) -> None:
     world[0].put("k", one(), preferred_segment=0, hold=Hold(ttl=100.0))
-    host = world[0]._heap.host_view(0)
+    host = world[0].engine.heap.host_view(0)
     assert host is not None
-    view = SegmentView(host.copy(), world[0]._geometry)
+    view = SegmentView(host.copy(), world[0].engine.geometry)
     view.ctl["swept_at"] = now_ns() + HOUR  # what the clock showed before
     move_times(view, HOUR)
-    save(tmp_path / "file", [MappedSegment(view, 0)], world[0]._geometry, {})
+    save(tmp_path / "file", [MappedSegment(view, 0)], world[0].engine.geometry, {})
     world[0].clear()
     assert world[0].load(tmp_path / "file").objects == 1
     assert 90 < seconds_left(world[0]) <= 100
@@ -179,8 +179,8 @@ def left_behind(prefix: str, hold: Hold) -> None:
     cache = nanokv.NanoKVCache(32 * PAGE, page_bytes=PAGE, name=prefix, rank=0, world_size=1)
     cache.put("k", one(), hold=hold)
     cache.flush()
-    assert isinstance(cache._heap, ProcessHeap)
-    cache._heap.leaves_its_world = True
+    assert isinstance(cache.engine.heap, ProcessHeap)
+    cache.engine.heap.leaves_its_world = True
     cache.close()
 
 
@@ -193,9 +193,9 @@ def test_a_segment_that_outlived_its_machine_has_its_times_moved(
     monkeypatch.setattr("nanokv.heap.shm.now_ns", lambda: ago)
     options = {"page_bytes": PAGE, "name": shm_name, "rank": 0, "world_size": 1, "on_stale": "recover"}
     with nanokv.NanoKVCache(32 * PAGE, **options) as cache:  # type: ignore[arg-type]
-        host = cache._heap.host_view(0)
+        host = cache.engine.heap.host_view(0)
         assert host is not None
-        view, place = SegmentView(host, cache._geometry), cache._allocation.locate(cache.digest("k")).place
+        view, place = SegmentView(host, cache.engine.geometry), cache.engine.allocation.locate(cache.digest("k")).place
         lease, until = int(time_of(view.headers["last_access"])[place.slot]), int(view.labels["until"][place.slot])
     assert ago + 90 * NS < lease < ago + 110 * NS and ago + 190 * NS < until < ago + 210 * NS
 
@@ -230,9 +230,9 @@ def test_the_offset_of_a_time_namespace(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_moved_times_keep_their_order_and_end_at_the_last_ones(world: World) -> None:
-    host = world[1]._heap.host_view(1)
+    host = world[1].engine.heap.host_view(1)
     assert host is not None
-    view = SegmentView(host.copy(), world[1]._geometry)
+    view = SegmentView(host.copy(), world[1].engine.geometry)
     view.headers["last_access"][:4] = np.array([4, 400, ACCESS_TIME.value, 8 | 3], np.uint64)  # the last one KEPT
     view.labels["until"][:3] = [0, 5, 2**64 - 1]
     move_times(view, -100)

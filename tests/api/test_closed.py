@@ -65,7 +65,7 @@ def test_a_plan_of_a_closed_cache(world: World) -> None:
 def test_the_memory_goes_with_the_last_rank(make_world: MakeWorld) -> None:
     """At once, without the garbage collector, although the closed caches and what they returned are still there."""
     world = make_world()
-    memory = [weakref.ref(world[rank]._heap.host_view(rank)) for rank in range(2)]
+    memory = [weakref.ref(world[rank].engine.heap.host_view(rank)) for rank in range(2)]
     world[0].put("k", torch.ones(3), preferred_segment=1)
     got = world[0].get("k")
     plan = world[0].open_for_write("plan", 8)
@@ -142,7 +142,7 @@ def test_repr(world: World) -> None:
     page = 256 * 1024
     world[0].put("k", torch.ones(page // 4 + 1), preferred_segment=1)
     world[1].flush()
-    name, alloc = world[1]._heap.name, world[1].alloc
+    name, alloc = world[1].engine.heap.name, world[1].alloc
     start = f"<NanoKVCache {name!r}, rank 1 of 2, alloc={alloc!r}, "
     assert repr(world[1]) == f"{start}1 objects, {2 * page / 2**20:.1f} of 1.0 MiB used>"
     world[1].close()

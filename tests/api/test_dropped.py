@@ -65,7 +65,7 @@ def test_a_dropped_pin_lasts_as_long_as_its_views(
 ) -> None:
     world = make_world(n=2, heap_bytes=HEAP_BYTES)
     if not in_host_memory:
-        monkeypatch.setattr(world[0]._heap, "host_view", lambda rank: None)
+        monkeypatch.setattr(world[0].engine.heap, "host_view", lambda rank: None)
     world[0].put("k", torch.arange(8), preferred_segment=1)
     view = world[0].pin("k").tensor[2:]
     gc.collect()

@@ -130,7 +130,7 @@ def test_a_rank_joins_and_gets_objects(world: Elastic) -> None:
 
 def test_no_producer_gets_a_page_of_a_rank_that_is_not_there(world: Elastic) -> None:
     zero, two = world.caches
-    machine = zero._machine
+    machine = zero.engine.machine
     assert isinstance(machine, NativeMachine)
     data = torch.ones(PAGE, dtype=torch.uint8)
     two.leave()
@@ -144,7 +144,7 @@ def test_no_producer_gets_a_page_of_a_rank_that_is_not_there(world: Elastic) -> 
 def test_a_put_that_chose_a_rank_before_it_left_goes_elsewhere(world: Elastic, monkeypatch: pytest.MonkeyPatch) -> None:
     zero, two = world.caches
     keys = at_home(zero, 2, 3)
-    routing = zero._allocation.routing  # type: ignore[attr-defined]
+    routing = zero.engine.allocation.routing  # type: ignore[attr-defined]
     two.leave()
     lately = [2]  # ranks that seem to be there when they are first asked about
     known = routing.has_gone
@@ -163,7 +163,7 @@ def test_a_put_that_chose_a_rank_before_it_left_goes_elsewhere(world: Elastic, m
     zero.commit(keys[1])
     assert lately == []
     assert [zero.get_location(key).owner_rank for key in keys[:2]] == [0, 0]
-    monkeypatch.setattr(zero._heap, "peer_closed", has_gone)
+    monkeypatch.setattr(zero.engine.heap, "peer_closed", has_gone)
     lately.append(2)
     with pytest.raises(PeerLost, match="rank 2 has left the world"):
         zero.put(keys[2], torch.ones(2000), preferred_segment=2)
@@ -202,7 +202,7 @@ def test_a_rank_that_left_may_come_back_to_an_empty_segment(world: Elastic) -> N
         assert two.segment_count() == 30
         two.leave("drop" if turn else "move")
         two = world.join(2)
-        assert two._heap.incarnation == turn + 2
+        assert two.engine.heap.incarnation == turn + 2
         assert two.segment_count() == 0 and two.stats()["free_pages"] == PAGES
         assert readable(two, keys) == ([] if turn else keys)
     fill(two, "last", PAGES, 2)  # every page is there again, once
@@ -395,9 +395,9 @@ def test_wrong_worlds(shm_name: str) -> None:
 def test_memory_that_is_given_back_is_zero_and_whole_pages_only() -> None:
     (cache,) = nanokv.local_world(1, PAGES * PAGE, page_bytes=PAGE)
     with cache:
-        raw = cache._heap.host_view(0)
+        raw = cache.engine.heap.host_view(0)
         assert raw is not None
-        area, first = area_of(raw), cache._geometry.offsets["heap_base"]
+        area, first = area_of(raw), cache.engine.geometry.offsets["heap_base"]
         raw[first:] = 7
         assert give_back(area, first + 1, 3 * PAGE)
         kept = torch.from_numpy(raw[first:]).view(-1, PAGE)[:5].amax(1).tolist()

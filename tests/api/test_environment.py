@@ -18,7 +18,7 @@ with nanokv.NanoKVCache(1 << 20, page_bytes=4096) as cache:
     cache.wait(["from 0", "from 1"], timeout=60)
     got = cache.get(f"from {1 - cache.rank}").tolist()
     print(cache.rank, cache.world_size, cache.alloc, got)
-    cache._heap.barrier(60)
+    cache.engine.heap.barrier(60)
 """
 
 
@@ -44,7 +44,7 @@ def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch, shm
     assert (rank_from_env(), world_size_from_env(), given_name()) == (3, 4, shm_name)
     assert make_options({}).alloc == "host"
     with nanokv.NanoKVCache(1 << 20, page_bytes=4096, rank=0, world_size=1, alloc="device") as cache:
-        assert (cache.rank, cache.alloc, cache._heap.name) == (0, "device", shm_name)
+        assert (cache.rank, cache.alloc, cache.engine.heap.name) == (0, "device", shm_name)
 
 
 @pytest.mark.parametrize(("variable", "value"), [("RANK", "one"), ("WORLD_SIZE", "2.5"), ("NANOKV_ALLOC", "gpu")])

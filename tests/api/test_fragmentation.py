@@ -180,8 +180,8 @@ def test_the_numbers_against_every_object_and_every_list(make_world: MakeWorld) 
 def check_numbers(cache: NanoKVCache, held: dict[str, int]) -> None:
     """`stats` of a heap of 200 pages says what the sizes of its objects and a walk through its lists say."""
     used = sum(min(pages for pages in CLASSES if pages * PAGE >= nbytes) for nbytes in held.values())
-    marks = cache._machine.page_marks(0)  # of a walk through the lists; `stats` looks at the links of the pages
-    unused = (cache._geometry.offsets["heap_limit"] - int(cache._machine.control(0)[0]["bump_ptr"])) // PAGE
+    marks = cache.engine.machine.page_marks(0)  # of a walk through the lists; `stats` looks at the links of the pages
+    unused = (cache.engine.geometry.offsets["heap_limit"] - int(cache.engine.machine.control(0)[0]["bump_ptr"])) // PAGE
     free = [CLASSES[mark - 1] for mark in marks[marks > 0]]
     assert used + sum(free) + unused == 200
     largest = max([*free, *(pages for pages in CLASSES if pages <= unused)], default=0)

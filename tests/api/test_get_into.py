@@ -83,7 +83,7 @@ def test_bytes_that_a_kernel_wrote_have_any_dtype(world: World, columns: int) ->
     tensor = torch.randn(4, columns)
     plan = world[0].open_for_write("k", tensor.nbytes, preferred_segment=1)
     place = Place(1, 0, 0, plan.payload_base, plan.bytes_total)
-    world[0]._single.payload(place).copy_(tensor.reshape(-1).view(torch.uint8))
+    world[0].engine.single.payload(place).copy_(tensor.reshape(-1).view(torch.uint8))
     world[0].commit("k")
     for like in (torch.zeros_like(tensor), torch.zeros(columns, 4)):
         assert torch.equal(world[1].get("k", dst=like).reshape(-1), tensor.reshape(-1))
@@ -120,7 +120,7 @@ def test_raw_bytes_go_into_blocks(world: World) -> None:
     block = torch.randn(2, 2, 4, 2, 8)
     plan = world[0].open_for_write("k", block.nbytes, preferred_segment=1)
     place = Place(1, 0, 0, plan.payload_base, plan.bytes_total)
-    world[0]._single.payload(place).copy_(block.reshape(-1).view(torch.uint8))
+    world[0].engine.single.payload(place).copy_(block.reshape(-1).view(torch.uint8))
     world[0].commit("k")
     assert world[1].paged_kv(layers, kv_dim=1).get(["k"], [1]) == [None]
     assert all(torch.equal(layer[1], part) for layer, part in zip(layers, block, strict=True))
@@ -132,7 +132,7 @@ def test_an_object_of_another_shape_that_comes_while_a_read_is_torn_is_no_error_
 ) -> None:
     cache, dst = world[0], torch.zeros(4)
     cache.put("k", torch.zeros(4))
-    part, name = cache._single, "_get_bytes"
+    part, name = cache.engine.single, "_get_bytes"
     get = getattr(part, name)
 
     def torn_once(*words: Any) -> int:

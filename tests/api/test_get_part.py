@@ -71,7 +71,7 @@ def test_a_part_of_a_corrupt_object_is_refused(make_world: MakeWorld) -> None:
     world = make_world(n=2, checksum=True)
     world[0].put("k", DATA, preferred_segment=1)
     meta = world[0].get_location("k")
-    byte = world[0]._heap.segment(1)[meta.payload_off + 15000 :]
+    byte = world[0].engine.heap.segment(1)[meta.payload_off + 15000 :]
     byte[0] ^= 1
     with pytest.raises(SegmentCorrupt):
         world[0].get_part("k", 0, 10)

@@ -23,6 +23,7 @@ from nanokv import Identity, Key, KeyDigest, KVLayout, NanoKVCache
 from nanokv.config import make_options
 from nanokv.device.segment.layout import ENTRY_TAG_MASK, READY, STATE_MASK
 from nanokv.device.segment.views import SegmentView
+from nanokv.engine import plan_geometry, world_spec
 from nanokv.errors import InvalidArgument, KeyNotFound, NanoKVError, ReuseViolation, WaitTimeout
 from nanokv.heap.local import LocalWorld
 from nanokv.heap.shm_tools import inspect
@@ -31,7 +32,6 @@ from nanokv.host_poller.index import key_of
 from nanokv.identity import digest_of
 from nanokv.keys import Hasher, tag_of
 from nanokv.transfer.paged import PagedKV
-from nanokv.wiring import plan_geometry, world_spec
 from tests.support.rank_processes import new_folder
 
 PAGE = 256
@@ -130,8 +130,8 @@ def pinned(cache: NanoKVCache, key: Any) -> Any:
 
 def located(cache: NanoKVCache, key: Any) -> Any:
     meta = cache.get_location(key)
-    start = cache.remote_ptr(meta.owner_rank, meta.payload_off) - cache._heap.bases[meta.owner_rank]
-    return cache._heap.segment(meta.owner_rank)[start : start + meta.bytes_total].clone()
+    start = cache.remote_ptr(meta.owner_rank, meta.payload_off) - cache.engine.heap.bases[meta.owner_rank]
+    return cache.engine.heap.segment(meta.owner_rank)[start : start + meta.bytes_total].clone()
 
 
 def waited(cache: NanoKVCache, key: Any) -> bool:
@@ -210,7 +210,7 @@ def world_of(*whose: Whose, heap_bytes: int = HEAP, **given: Any) -> list[NanoKV
     """A local world, one rank per namespace and identity."""
     options = [make_options({"namespace": name, "identity": identity} | given) for name, identity in whose]
     world = LocalWorld(world_spec(plan_geometry(heap_bytes, PAGE, len(whose), options[0]), options[0]))
-    return [NanoKVCache._from_heap(world.heap(rank), 0, each) for rank, each in enumerate(options)]
+    return [NanoKVCache.on_heap(world.heap(rank), 0, each) for rank, each in enumerate(options)]
 
 
 def try_to_leak(writer: Whose, reader: Whose, alloc: str = "device") -> None:
@@ -221,7 +221,7 @@ def try_to_leak(writer: Whose, reader: Whose, alloc: str = "device") -> None:
     with one, other, same:
         one.put("put", SECRET, preferred_segment=0)
         plan = one.open_for_write(b"plan", 12, preferred_segment=0)
-        one._heap.segment(0)[plan.payload_base : plan.payload_base + 12].copy_(SECRET.view(-1))
+        one.engine.heap.segment(0)[plan.payload_base : plan.payload_base + 12].copy_(SECRET.view(-1))
         one.commit(b"plan")
         (error,) = one.put_many(["many"], [SECRET], preferred_segment=0)
         assert error is None
@@ -316,7 +316,7 @@ worlds = [join(name, ("", MINE), alloc=sys.argv[1]) for name in sys.argv[2:]]
 for world in worlds:
     world[0].put("put", SECRET, preferred_segment=1)
     plan = world[1].open_for_write(b"plan", 12, preferred_segment=1)
-    world[1]._heap.segment(1)[plan.payload_base : plan.payload_base + 12].copy_(SECRET.view(-1))
+    world[1].engine.heap.segment(1)[plan.payload_base : plan.payload_base + 12].copy_(SECRET.view(-1))
     world[1].commit(b"plan")
 os.kill(os.getpid(), signal.SIGKILL)
 """

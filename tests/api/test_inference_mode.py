@@ -30,7 +30,7 @@ def every_call(cache: NanoKVCache, turn: str) -> None:
             view.fill_(1)
         assert cache.get(key).sum() == tensor.numel()
     plan = cache.open_for_write(f"{turn} plan", 64)
-    cache._heap.segment(0)[plan.payload_base : plan.payload_base + 64].fill_(7)
+    cache.engine.heap.segment(0)[plan.payload_base : plan.payload_base + 64].fill_(7)
     cache.commit(f"{turn} plan")
     assert cache.put_many([f"{turn} a", f"{turn} b"], [torch.ones(9), torch.zeros(9)]) == [None, None]
     assert len([each for each in cache.get_many([f"{turn} a", f"{turn} b"]) if each is not None]) == 2

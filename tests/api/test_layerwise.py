@@ -105,7 +105,7 @@ def test_a_full_segment_refuses_and_a_lease_holds(make_world: MakeWorld) -> None
 def test_nothing_is_left_of_a_begin_that_raises(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     layers, kv_dim = filled(heads_first, 7)
     paged = world[0].paged_kv(layers, kv_dim=kv_dim)
-    begin, calls = world[0]._allocation.begin, []
+    begin, calls = world[0].engine.allocation.begin, []
 
     def lost(*args: Any, **options: Any) -> Any:
         calls.append(args)
@@ -113,7 +113,7 @@ def test_nothing_is_left_of_a_begin_that_raises(world: World, monkeypatch: pytes
             raise PeerLost("the third one")
         return begin(*args, **options)
 
-    monkeypatch.setattr(world[0]._allocation, "begin", lost)
+    monkeypatch.setattr(world[0].engine.allocation, "begin", lost)
     with pytest.raises(PeerLost, match="third"):
         paged.begin_put(["a", "b", "c"], [0, 1, 2], preferred_segment=1)
     monkeypatch.undo()
@@ -123,14 +123,14 @@ def test_nothing_is_left_of_a_begin_that_raises(world: World, monkeypatch: pytes
 def test_a_commit_that_raises_does_not_disturb_the_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     layers, kv_dim = filled(heads_first, 8)
     put = world[0].paged_kv(layers, kv_dim=kv_dim).begin_put(["a", "b", "c"], [0, 1, 2], preferred_segment=1)
-    finish, lost = world[0]._allocation.finish, world[0].digest("b")
+    finish, lost = world[0].engine.allocation.finish, world[0].digest("b")
 
     def failing(key: Any, begun: Any) -> int:
         if key == lost:
             raise PeerLost("gone")
         return finish(key, begun)
 
-    monkeypatch.setattr(world[0]._allocation, "finish", failing)
+    monkeypatch.setattr(world[0].engine.allocation, "finish", failing)
     first, error, last = put.commit()
     assert first is last is None
     assert isinstance(error, PeerLost)

@@ -55,8 +55,8 @@ def test_the_first_put_into_a_segment_writes_the_row(name: str, alloc: str) -> N
         assert one.layouts() == other.layouts() == []
         PUTS[name](one, 1)
         assert [(row.rank, row.tag, row.layout) for row in other.layouts()] == [(1, digest_of(MINE).tag, PLAIN)]
-        at = one._geometry.offsets["layouts_base"]
-        table = one._heap.segment(1)[at : at + len(one._machine.layouts(1)) * ROW.size]
+        at = one.engine.geometry.offsets["layouts_base"]
+        table = one.engine.heap.segment(1)[at : at + len(one.engine.machine.layouts(1)) * ROW.size]
         before = table.clone()
         one.put("another", ONE, preferred_segment=1)
         assert torch.equal(table, before)
@@ -108,7 +108,7 @@ def test_a_full_table_is_an_error_and_nothing_is_put(alloc: str) -> None:
     rows = len(world) * RANK_LAYOUTS
     for i in range(rows):
         row = row_of(Identity(f"m{i}", layout=PLAIN))
-        assert world[0]._machine.write_layout(0, row) == world[1]._machine.write_layout(0, row) == 0
+        assert world[0].engine.machine.write_layout(0, row) == world[1].engine.machine.write_layout(0, row) == 0
     for name in ("put", "put a large one", "put_async", "open_for_write", "paged"):
         with pytest.raises(OutOfMemory, match="the table of layouts in the segment of rank 0 is full"):
             PUTS[name](world[2], 0)
@@ -130,7 +130,7 @@ def test_identities_of_one_tag_do_not_meet() -> None:
     row["identity"] ^= np.uint64(1)
     row["check"] = check_of(row)
     with one, other:
-        assert other._machine.write_layout(0, row) == 0
+        assert other.engine.machine.write_layout(0, row) == 0
         with pytest.raises(ReuseViolation, match=r"another identity has the same identity [0-9a-f]{8} in segment 0"):
             one.put("k", ONE, preferred_segment=0)
         assert not one.exists("k")
@@ -146,7 +146,7 @@ world = join("dead", ("", MINE))
 row = row_of(MINE)
 words = row.view(np.int64)
 words[int(sys.argv[1]) :] = 0
-world[0]._machine.write_layout(1, row)
+world[0].engine.machine.write_layout(1, row)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -176,7 +176,7 @@ def test_fsck_finds_wrong_rows() -> None:
     with cache:
         cache.put("k", ONE)
         cache.flush()
-        view = _view(cache._heap, 0)
+        view = _view(cache.engine.heap, 0)
         good = view.layouts.copy()
 
         def found() -> list[str]:
@@ -199,4 +199,4 @@ def test_a_cache_without_layout_writes_no_row() -> None:
         (cache,) = world_of(whose)
         with cache:
             cache.put("k", ONE)
-            assert cache.layouts() == [] and not cache._machine.layouts(0)["identity"].any()
+            assert cache.layouts() == [] and not cache.engine.machine.layouts(0)["identity"].any()

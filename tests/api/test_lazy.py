@@ -59,7 +59,7 @@ Put = Callable[[nanokv.NanoKVCache, str, torch.Tensor], object]
 
 def plan(cache: nanokv.NanoKVCache, key: str, tensor: torch.Tensor) -> None:
     opened = cache.open_for_write(key, tensor.nbytes, preferred_segment=0)
-    cache._heap.segment(0)[opened.payload_base : opened.payload_base + tensor.nbytes] = tensor
+    cache.engine.heap.segment(0)[opened.payload_base : opened.payload_base + tensor.nbytes] = tensor
     cache.commit(key)
 
 
@@ -162,7 +162,7 @@ def test_a_segment_whose_rank_is_absent_gets_no_memory(shm_name: str) -> None:
     before = taken(shm_name)
     with pytest.raises(NanoKVError):
         stays.put("k", value(1, PAGE), preferred_segment=0)
-    assert stays._machine.begin(0, (1, 2), PAGE, 0, (0,) * 8, 1).status == Status.FULL
+    assert stays.engine.machine.begin(0, (1, 2), PAGE, 0, (0,) * 8, 1).status == Status.FULL
     stays.put("k", value(1, PAGE), preferred_segment=1)
     with pytest.raises(NanoKVError):
         stays.replicate("k", 0)

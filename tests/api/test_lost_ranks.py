@@ -25,7 +25,7 @@ MakeWorld = Callable[..., World]
 def at_home(cache: nanokv.NanoKVCache, home: int, count: int, what: str = "k") -> list[str]:
     """Keys whose home is the rank `home`."""
     names = (f"{what}{i}" for i in range(10_000))
-    found = [name for name in names if cache._geometry.home_rank(cache.digest(name).key_check) == home]
+    found = [name for name in names if cache.engine.geometry.home_rank(cache.digest(name).key_check) == home]
     return found[:count]
 
 
@@ -58,9 +58,11 @@ def test_objects_without_a_preferred_segment_go_to_ranks_that_live(world: World)
 def test_every_rank_chooses_the_same_segment(world: World) -> None:
     keys = at_home(world[0], 1, 20)
     world[1].close()
-    chosen = [[cache._allocation.owner_of(cache.digest(key), None) for key in keys] for cache in (world[0], world[2])]
+    chosen = [
+        [cache.engine.allocation.owner_of(cache.digest(key), None) for key in keys] for cache in (world[0], world[2])
+    ]
     assert chosen[0] == chosen[1]
-    assert [world[0]._allocation.owner_of(world[0].digest(key), 1) for key in keys[:1]] == [1]
+    assert [world[0].engine.allocation.owner_of(world[0].digest(key), 1) for key in keys[:1]] == [1]
 
 
 def test_a_preferred_segment_whose_rank_has_gone_is_refused(world: World) -> None:
@@ -87,7 +89,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 def join(rank: int, n: int, alloc: str) -> nanokv.NanoKVCache:
     """A rank of the world in this process."""
     heap = ShmHeap.attach(small_world(n, name="w", mode=alloc), rank)
-    return nanokv.NanoKVCache._from_heap(heap, 0, make_options({"alloc": alloc}))
+    return nanokv.NanoKVCache.on_heap(heap, 0, make_options({"alloc": alloc}))
 
 
 @pytest.mark.parametrize("alloc", ["device", "host"])
@@ -134,7 +136,7 @@ def test_a_key_that_a_killed_rank_was_writing_is_free_again(start: Start, owner:
 
 
 def holds_pages_of_the_dead(cache: nanokv.NanoKVCache, owner: int) -> bool:
-    headers = cache._machine.headers(owner, 0, cache._geometry.hdr_count)
+    headers = cache.engine.machine.headers(owner, 0, cache.engine.geometry.hdr_count)
     return bool((headers["n_pages"][headers["state"] & STATE_MASK.value == DEAD.value] > 0).any())
 
 
@@ -151,14 +153,14 @@ def test_a_wait_for_what_a_killed_rank_owed_ends(
     child.ask("open_for_write", "owed", 100, owner)
     with pytest.raises(WaitTimeout, match=r"1 of 2 objects are not READY after 0.05 s"):
         cache.wait(["there", "owed"], timeout=0.05)
-    asked, writer_of = threading.Event(), cache._allocation.writer_of
+    asked, writer_of = threading.Event(), cache.engine.allocation.writer_of
 
     def noted(key: nanokv.KeyDigest) -> tuple[int, int] | None:
         found = writer_of(key)
         asked.set()
         return found
 
-    monkeypatch.setattr(cache._allocation, "writer_of", noted)
+    monkeypatch.setattr(cache.engine.allocation, "writer_of", noted)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(cache.wait, ["never", "owed"], timeout=None)
         assert asked.wait(PATIENCE)
@@ -181,7 +183,7 @@ def test_a_hint_in_any_segment_ends_the_sleep_of_a_waiting_rank(start: Start, al
         armed.set()
         return True
 
-    sleeper = threading.Thread(target=cache._heap.wait_for_any_hint, args=(600.0, still))
+    sleeper = threading.Thread(target=cache.engine.heap.wait_for_any_hint, args=(600.0, still))
     sleeper.start()
     assert armed.wait(PATIENCE)
     child.ask("put", "k", [1], owner)

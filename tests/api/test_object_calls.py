@@ -2,13 +2,14 @@
 
 import contextlib
 import gc
+import inspect
 import itertools
 import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -43,7 +44,7 @@ def pair_of(**options: Any) -> Pair:
     (native,) = nanokv.local_world(1, 1 << 20, page_bytes=PAGE, **options)
     with calls_in_python():
         (python,) = nanokv.local_world(1, 1 << 20, page_bytes=PAGE, **options)
-    assert native._calls.is_native and not python._calls.is_native
+    assert native.engine.calls.native and not python.engine.calls.native
     return native, python
 
 
@@ -76,7 +77,7 @@ def served(call: Any, *arguments: Any, **more: Any) -> list[str]:
 
 def test_v1_has_none() -> None:
     with nanokv.local_world(1, 1 << 20, page_bytes=PAGE, alloc="host")[0] as cache:
-        assert not cache._calls.is_native
+        assert not cache.engine.calls.native
 
 
 @pytest.fixture(scope="module", params=WAYS, ids=IDS)
@@ -186,12 +187,72 @@ def test_usual_calls_run_no_function_of_python() -> None:
         assert served(one.put, "held", values(), hold=9.0) != []
 
 
+def test_arguments_by_name_and_wrong_ones_are_those_of_the_method(pair: Pair) -> None:
+    """The native calls take the place of the methods in an object, so what Python allows and refuses is the same."""
+    names = {f"preferred_{'segment'}": 0, "".join(("exist", "_ok")): True}  # strings that no compiler has seen
+    for cache in pair:
+        cache.put(key="by name", tensor=values())
+        cache.put("by name", tensor=values(), **names)
+        assert cache.get(key="by name").equal(cache.get("by name", dst=None, reinterpret=False))
+        assert cache.get(key="none", default=5) == cache.get("none", default=5, dst=values()) == 5
+        assert cache.exists(key="by name") and "by name" in cache
+        cache.remove(key="by name")
+    wrong: list[Callable[[NanoKVCache], Any]] = [
+        lambda cache: cache.put("k"),
+        lambda cache: cache.put("k", values(), 0),
+        lambda cache: cache.put("k", values(), tensor=values()),
+        lambda cache: cache.put("k", values(), segment=0),
+        lambda cache: cache.get(),
+        lambda cache: cache.get("k", None, values()),
+        lambda cache: cache.get("k", dsts=values()),
+        lambda cache: cache.exists(),
+        lambda cache: cache.remove("k", "k"),
+    ]
+    for call in wrong:
+        told = []
+        for cache in pair:
+            with pytest.raises(TypeError) as error:
+                call(cache)
+            told.append(str(error.value))
+        assert told[0] == told[1] and told[0].startswith("NanoKVCache.")
+    assert all(cache.stats()["put_errors"] == 1 for cache in pair), "the put of what was there"
+
+
+def test_a_native_call_shows_the_method_that_it_stands_for(pair: Pair) -> None:
+    for name in ("put", "get", "exists", "remove"):
+        native, method = getattr(pair[0], name), getattr(NanoKVCache, name)
+        assert native.__name__ == name and native.__doc__ == method.__doc__
+        kinds = {each.name: each.kind for each in inspect.signature(native).parameters.values()}
+        wanted = list(inspect.signature(method).parameters.values())[1:]
+        assert kinds == {each.name: each.kind for each in wanted}
+
+
+def test_a_subclass_keeps_its_own_methods() -> None:
+    class Counting(NanoKVCache):
+        puts = 0
+
+        def put(self, key: Any, tensor: torch.Tensor, **more: Any) -> None:
+            self.puts += 1
+            super().put(key, tensor, **more)
+
+    with Counting(1 << 20, page_bytes=PAGE) as cache:
+        cache.put("k", values(), preferred_segment=0)
+        assert cache.puts == 1 and served(cache.get, "k", dst=values()) == []
+
+
+def test_no_native_call_is_left_of_a_closed_cache() -> None:
+    (cache,) = nanokv.local_world(1, 1 << 20, page_bytes=PAGE)
+    assert "put" in vars(cache)
+    cache.close()
+    assert vars(cache).keys().isdisjoint(("put", "get", "exists", "remove"))
+
+
 def test_a_segment_is_noted_once() -> None:
     """The first put writes the quota into the segment, in Python; the others need not."""
     for cache in pair_of(quota_bytes=1 << 19, namespace="a tenant"):
         with cache:
             assert served(cache.put, "first", values()) != []
-            assert (served(cache.put, "second", values()) == []) == cache._calls.is_native
+            assert (served(cache.put, "second", values()) == []) == bool(cache.engine.calls.native)
             assert cache.get("first", dst=values()).equal(values())
 
 
@@ -347,7 +408,7 @@ def test_no_object_of_python_is_held_or_lost(pair: Pair) -> None:
 
 def test_the_memory_goes_with_the_cache() -> None:
     (cache,) = nanokv.local_world(1, 1 << 20, page_bytes=PAGE)
-    machine = weakref.ref(cache._machine)
+    machine = weakref.ref(cache.engine.machine)
     gc.collect()
     gc.disable()
     try:
@@ -365,7 +426,7 @@ def test_bytes_of_any_object_are_taken(checksum: bool) -> None:
         room = torch.zeros(2 * PAGE, dtype=torch.uint8)
 
         def take(key: Any) -> int:
-            return cache._calls.take(key, room.data_ptr(), room.numel())
+            return cache.engine.calls.take(key, room.data_ptr(), room.numel())
 
         for key, nbytes in {"none": 0, "one": 1, "ключ": 5000, "all": 2 * PAGE}.items():
             tensor = torch.arange(nbytes, dtype=torch.int64).to(torch.uint8)
@@ -377,9 +438,9 @@ def test_bytes_of_any_object_are_taken(checksum: bool) -> None:
         assert take("floats") == take(b"floats") == 12 and torch.equal(room[:12].view(torch.float32), torch.ones(3))
         if checksum:
             at = cache.get_location("floats").payload_off
-            cache._heap.segment(0)[at] ^= 1
+            cache.engine.heap.segment(0)[at] ^= 1
             assert take("floats") < 0
-            cache._heap.segment(0)[at] ^= 1
+            cache.engine.heap.segment(0)[at] ^= 1
         assert take("floats") == 12
 
 
@@ -387,7 +448,7 @@ def test_what_is_taken_is_whole(pair: Pair) -> None:
     """While another thread replaces it."""
     one, _ = pair
     room, enough = torch.zeros(PAGE, dtype=torch.uint8), threading.Event()
-    take = partial(one._calls.take, "k", room.data_ptr(), PAGE)
+    take = partial(one.engine.calls.take, "k", room.data_ptr(), PAGE)
 
     def replace() -> None:
         for lap in itertools.count():

@@ -96,7 +96,7 @@ class Api(RuleBasedStateMachine):
         return ((torch.arange(nbytes) * 7 + self.count * 31) % 251).to(torch.uint8)
 
     def place(self, offset: int) -> int:
-        return (offset - self.world[0]._geometry.offsets["heap_base"]) // PAGE
+        return (offset - self.world[0].engine.geometry.offsets["heap_base"]) // PAGE
 
     def forget_evicted(self, owner: int) -> None:
         """Forget the objects that a segment may have evicted and has lost. Stuck ones must be there."""
@@ -257,7 +257,7 @@ class Api(RuleBasedStateMachine):
             if self.evict and key in self.things:
                 self.forget_evicted(self.things[key].owner)
             assert key not in self.things
-            cache._single.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, nbytes)).copy_(data)
+            cache.engine.single.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, nbytes)).copy_(data)
             self.stored(key, data, plan.dst_rank, plan.payload_base, cache.rank)
 
     @rule(key=KEYS, rank=RANKS, commit=st.booleans())

@@ -67,7 +67,7 @@ World = tuple[nanokv.NanoKVCache, dict[int, RankProcess]]
 
 def lose(cache: nanokv.NanoKVCache, rank: int) -> None:
     """The memory of headers and payloads of a segment is gone: zeros."""
-    segment, at = cache._heap.segment(rank), cache._geometry.offsets
+    segment, at = cache.engine.heap.segment(rank), cache.engine.geometry.offsets
     segment[at["hdr_base"] : at["desc_base"]] = 0
     segment[at["heap_base"] : at["heap_limit"]] = 0
 

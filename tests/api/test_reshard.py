@@ -328,7 +328,7 @@ def test_each_key_answers_for_all_of_its_sources(alloc: str, checksum: bool) -> 
         assert errors[2:] == [None, None]
         if checksum:
             meta = one.get_location("b3")
-            reader._heap.segment(meta.owner_rank)[meta.payload_off + meta.bytes_total - 1] ^= 1
+            reader.engine.heap.segment(meta.owner_rank)[meta.payload_off + meta.bytes_total - 1] ^= 1
             errors, _ = read(reader, source, keys)
             assert isinstance(errors[3], SegmentCorrupt) and errors[2] is None
     finally:

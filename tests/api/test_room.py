@@ -136,7 +136,7 @@ def test_wrong_timeouts(full: World, store: Put, timeout: object) -> None:
 def plan_by_device(cache: nanokv.NanoKVCache, key: str, nbytes: int) -> int:
     """What a kernel gets that puts `nbytes` into segment 1: the status."""
     tensor = torch.full((nbytes,), 9, dtype=torch.uint8)
-    return cache._machine.put(1, cache.digest(key), tensor.data_ptr(), nbytes, describe(tensor)[1], now_ns())
+    return cache.engine.machine.put(1, cache.digest(key), tensor.data_ptr(), nbytes, describe(tensor)[1], now_ns())
 
 
 def test_a_host_makes_room_for_a_kernel(new_world: MakeWorld) -> None:

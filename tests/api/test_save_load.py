@@ -97,7 +97,7 @@ def test_what_a_kernel_wrote_comes_back_as_raw_bytes(alloc: Alloc, file: Path) -
     one, two = small_world(alloc=alloc), small_world(alloc=alloc)
     wanted = torch.arange(1001, dtype=torch.int32)
     plan = one[0].open_for_write("k", wanted.nbytes)
-    payload = one[0]._heap.segment(0)[plan.payload_base : plan.payload_base + wanted.nbytes]
+    payload = one[0].engine.heap.segment(0)[plan.payload_base : plan.payload_base + wanted.nbytes]
     assert one[0].save(file).objects == 0, "an unfinished object is not saved"
     payload.view(torch.int32).copy_(wanted)
     one[0].commit("k")
@@ -174,7 +174,7 @@ def test_a_full_table_of_layouts_is_told_before_anything_is_put(file: Path) -> N
     (two,) = kept(world_of(("", None)))
     for identity in layouts:
         row = row_of(identity)
-        assert two._machine.write_layout(0, row) == 0
+        assert two.engine.machine.write_layout(0, row) == 0
     with pytest.raises(OutOfMemory, match="table of layouts"):
         two.load(file)
     assert two.segment_count() == 0
@@ -278,9 +278,9 @@ def test_a_save_is_no_use_of_an_object(alloc: Alloc, file: Path) -> None:
     one.put("k", torch.ones(3))
     one.put("held", torch.ones(3000), hold=60)
     one.flush()
-    before = one._machine.headers(0, 0, 4).tobytes()
+    before = one.engine.machine.headers(0, 0, 4).tobytes()
     one.save(file)
-    assert one._machine.headers(0, 0, 4).tobytes() == before
+    assert one.engine.machine.headers(0, 0, 4).tobytes() == before
 
 
 def with_hook(monkeypatch: pytest.MonkeyPatch, hook: Callable[[], None]) -> None:
@@ -318,7 +318,7 @@ def test_a_damaged_object_is_not_saved(file: Path) -> None:
     (one,) = small_world(checksum=True)
     for key in "ab":
         one.put(key, torch.ones(100))
-    one._heap.segment(0)[one.get_location("a").payload_off + 5] ^= 1
+    one.engine.heap.segment(0)[one.get_location("a").payload_off + 5] ^= 1
     assert one.save(file) == Saved(1, 400, 0, 1)
     one.close()  # fsck would tell
 
@@ -396,7 +396,7 @@ def test_an_object_that_is_given_up_meanwhile_ends_the_load(file: Path, monkeypa
 
     def late(loader: Any, row: Any, payload: Any) -> None:
         real(loader, row, payload)
-        assert two._machine.give_up(0, 0, int(two._machine.headers(0, 0, 1)["epoch"][0]))
+        assert two.engine.machine.give_up(0, 0, int(two.engine.machine.headers(0, 0, 1)["epoch"][0]))
 
     monkeypatch.setattr(loading._Loader, "_fill", late)
     with pytest.raises(NanoKVError, match="write_timeout"):

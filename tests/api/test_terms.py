@@ -273,7 +273,7 @@ def test_more_identities_than_rows(shm_prefix: str) -> None:
     """A segment has places for sixteen quotas per rank; the seventeenth identity is refused, and says why."""
     world = nanokv.local_world(1, PAGES * PAGE, page_bytes=PAGE, namespace="mine", quota_bytes=PAGE)
     with world[0] as cache:
-        machine = cache._machine
+        machine = cache.engine.machine
         for tag in range(1, 17):
             assert machine.set_quota(0, tag, 1) == 0
         with pytest.raises(OutOfMemory, match="no place for a further quota"):

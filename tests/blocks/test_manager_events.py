@@ -32,7 +32,7 @@ def test_a_registration_sends_store_with_kvbms_fields(heard_pool: Make) -> None:
     blocks = [registered(pool, tokens) for tokens in (first, second)]
     publisher.flush()
     (batch,) = heard.batches
-    location = f"nanokv:{pool._cache._name}:0"
+    location = f"nanokv:{pool._cache.engine.heap.name}:0"
     assert batch.events == (
         KvEvent(first.sequence_hash, None, 512, location, STORE, {}),
         KvEvent(second.sequence_hash, first.sequence_hash, 512, location, STORE, {}),

@@ -47,7 +47,7 @@ def test_a_damaged_block_is_no_match_and_is_dropped(new_pool: NewPool, caplog: p
     cached(pool, 0, 1, 2)
     cache = pool._cache
     place = cache.get_location(pool._keys.of(hash_of(1)))
-    cache._heap.segment(place.owner_rank)[place.payload_off + 5] ^= 1
+    cache.engine.heap.segment(place.owner_rank)[place.payload_off + 5] ^= 1
     found = pool.match_blocks_scattered([hash_of(number) for number in range(3)])
     assert [block and float(block.tensor.mean()) for block in found] == [0, None, 2]
     assert pool._counts.as_dict()["damaged"] == 1 and there(pool, 0, 1, 2) == [0, 2]

@@ -227,19 +227,19 @@ def test_drain_ends_whatever_the_tickets_say(arena: Arena, head: int, tail: int)
 def cache() -> Iterator[nanokv.NanoKVCache]:
     """One rank whose poller's thread is stopped: nothing changes by itself."""
     (one,) = nanokv.local_world(1, PAGES * 256, page_bytes=256, max_objects=8, evict=False)
-    one._poller.stop()
+    one.engine.poller.stop()
     yield one
     one.close()
 
 
 def view_of(cache: nanokv.NanoKVCache) -> SegmentView:
-    raw = cache._heap.host_view(cache.rank)
+    raw = cache.engine.heap.host_view(cache.rank)
     assert raw is not None
-    return SegmentView(raw, cache._geometry)
+    return SegmentView(raw, cache.engine.geometry)
 
 
 def slot_of(cache: nanokv.NanoKVCache, key: str) -> int:
-    return cache._machine.lookup(cache.digest(key)).place.slot
+    return cache.engine.machine.lookup(cache.digest(key)).place.slot
 
 
 def test_a_header_that_names_the_pages_of_another_object_is_corrupt_and_frees_nothing(
@@ -288,7 +288,7 @@ def test_a_header_of_which_one_word_is_wrong(cache: nanokv.NanoKVCache, field: s
     with pytest.raises(SegmentCorrupt):
         cache.get("k", dst=torch.empty(400, dtype=torch.uint8))
     cache.stats()
-    cache._poller.sweeper.step(1.0)
+    cache.engine.poller.sweeper.step(1.0)
     cache.remove("k")
     assert set(cache.get("before").tolist()) == {9} and set(cache.get("after").tolist()) == {7}
 
@@ -308,12 +308,14 @@ def test_joining_lists_that_lead_anywhere(cache: nanokv.NanoKVCache) -> None:
     for n in range(6):
         cache.remove(f"k{n}")
     view = view_of(cache)
-    held = (int(view.headers["payload_base"][slot_of(cache, "held")]) - cache._geometry.offsets["heap_base"]) // 256
+    held = (
+        int(view.headers["payload_base"][slot_of(cache, "held")]) - cache.engine.geometry.offsets["heap_base"]
+    ) // 256
     dice = random.Random(1)
     for _ in range(100):
         page = dice.choice([page for page in range(PAGES) if page != held])
         view.page_links[page] = view.page_links[page] & ~np.uint64(0xFFFFFFFF) | np.uint64(dice.getrandbits(32))
-        join_free_extents(cache._machine, 0)
+        join_free_extents(cache.engine.machine, 0)
         with pytest.raises(OutOfMemory):  # it would need the pages of `held`
             cache.put("large", torch.zeros(PAGES * 256, dtype=torch.uint8))
         assert set(cache.get("held").tolist()) == {99}
@@ -323,7 +325,7 @@ def test_the_audit_gives_nothing_back_while_an_object_is_corrupt(cache: nanokv.N
     cache.put("k", torch.full((256,), 1, dtype=torch.uint8))
     pages = (view_of(cache).ctl["bump_ptr"][0], view_of(cache).ctl["free_head0"][0, 0])
     view_of(cache).headers["payload_base"][slot_of(cache, "k")] = 1 << 40
-    sweeper = cache._poller.sweeper
+    sweeper = cache.engine.poller.sweeper
     sweeper._audit.start()
     for now in range(10):
         sweeper.step(float(now))
@@ -337,7 +339,7 @@ def test_identity_and_geometry_are_not_read_again(cache: nanokv.NanoKVCache, wor
     view_of(cache).ctl[word] = 2**31 + 5
     assert cache.get("k").tolist() == list(range(100))
     assert cache.stats()["ready"] == 1
-    cache._poller.step(1.0)
+    cache.engine.poller.step(1.0)
     cache.put("more", torch.arange(100, dtype=torch.uint8))
 
 
@@ -347,11 +349,11 @@ def test_identity_and_geometry_are_not_read_again(cache: nanokv.NanoKVCache, wor
 @pytest.mark.parametrize("value", [2**64 - 1, 2**63, 2**63 - 1])
 def test_a_poller_that_begins_with_wild_words(word: str, value: int) -> None:
     (one,) = nanokv.local_world(1, PAGES * 256, page_bytes=256)
-    one._poller.stop()
+    one.engine.poller.stop()
     view_of(one).ctl[word] = value
     from nanokv.host_poller.poller import Poller
 
-    poller = Poller(one._machine, one._heap, write_timeout=1.0, reclaims=True)
+    poller = Poller(one.engine.machine, one.engine.heap, write_timeout=1.0, reclaims=True)
     for now in range(4):
         poller.step(float(now))
     one.close()
@@ -360,7 +362,7 @@ def test_a_poller_that_begins_with_wild_words(word: str, value: int) -> None:
 def test_a_pin_of_an_object_that_the_master_still_knows_and_whose_header_is_gone_ends() -> None:
     (one,) = nanokv.local_world(1, PAGES * 256, page_bytes=256, alloc="host")
     one.put("k", torch.arange(9))
-    view_of(one).headers["state"][one._allocation.locate(one.digest("k")).place.slot] = 77
+    view_of(one).headers["state"][one.engine.allocation.locate(one.digest("k")).place.slot] = 77
     with pytest.raises(NanoKVError):
         one.pin("k")
     one.close()

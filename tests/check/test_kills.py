@@ -48,7 +48,7 @@ def write_into(world: KillWorld, key: int) -> None:
     """Another word in the middle of an object."""
     cache = world.cache
     where = cache.get_location(name(key))
-    cache._single.payload(Place(where.owner_rank, 0, 0, where.payload_off, where.bytes_total))[
+    cache.engine.single.payload(Place(where.owner_rank, 0, 0, where.payload_off, where.bytes_total))[
         where.bytes_total // 2
     ] ^= 1
 
@@ -106,7 +106,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 def lose_free_pages(world: KillWorld, owner: int = 2) -> None:
     """Take every free page of a segment out of all places."""
-    machine = world.cache._machine
+    machine = world.cache.engine.machine
     for size_class, pages in enumerate(machine.geometry.class_pages):
         if pages:
             machine.detach(owner, size_class)

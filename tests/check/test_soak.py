@@ -53,10 +53,10 @@ class Losing(SoakWorker):
     """Takes an extent out of its list, and keeps it."""
 
     def settle(self) -> int:
-        for size_class, pages in enumerate(self.cache._geometry.class_pages):
+        for size_class, pages in enumerate(self.cache.engine.geometry.class_pages):
             if pages:
-                self.cache._machine.detach(self.rank, size_class)
-        self.cache._machine.detach_rest(self.rank)
+                self.cache.engine.machine.detach(self.rank, size_class)
+        self.cache.engine.machine.detach_rest(self.rank)
         return super().settle()
 
 
@@ -64,15 +64,15 @@ class Greedy(SoakWorker):
     """Its puts at quiet moments evict an object more than they need to."""
 
     def probe(self, count: int) -> ProbeReport:
-        put = self.cache._single.put
+        put = self.cache.engine.single.put
 
         def put_and_evict(*arguments: object, **named: object) -> object:
-            machine, owner = self.cache._machine, arguments[2]
+            machine, owner = self.cache.engine.machine, arguments[2]
             assert isinstance(owner, int)
             machine.set_control(owner, "evicted", int(machine.control(owner)[0]["evicted"]) + 1)
             return put(*arguments, **named)  # type: ignore[arg-type]
 
-        self.cache._single.put = put_and_evict  # type: ignore[method-assign, assignment]
+        self.cache.engine.single.put = put_and_evict  # type: ignore[method-assign, assignment]
         return super().probe(count)
 
 

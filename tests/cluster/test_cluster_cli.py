@@ -47,8 +47,8 @@ def test_fsck_of_all_nodes(make_cluster: MakeCluster, tmp_path: Path) -> None:
     one, two = make_cluster(2)
     one.put(key_of(one, "n1"), torch.ones(100))
     assert "n1: 1 segments, 1 objects" in run("fsck", url)
-    links = two.world._heap.segment(0)
-    at = two.world._geometry.offsets["links_base"]
+    links = two.world.engine.heap.segment(0)
+    at = two.world.engine.geometry.offsets["links_base"]
     kept = links[at : at + 8].clone()
     links[at : at + 8] = 255
     report: dict[str, Any] = json.loads(run("fsck", url, "--json", "--quick", code=1))

@@ -247,7 +247,7 @@ def test_a_segment_that_was_made_anew_is_not_read(make_cluster: MakeCluster) -> 
     key = key_of(one, "n1")
     one.put(key, torch.ones(5))
     assert torch.equal(one.get(key), torch.ones(5))
-    control = two.world._heap.segment(0)[:64]
+    control = two.world.engine.heap.segment(0)[:64]
     kept = control.clone()
     control[24] ^= 1  # the id of the world
     with pytest.raises(PeerLost, match="another segment"):

@@ -209,10 +209,10 @@ def test_a_read_from_another_node_is_a_use(make_cluster: MakeCluster) -> None:
     one, two = make_cluster()
     for key in ("single", "many"):
         one.put(key, torch.ones(HEAP_BYTES // 8, dtype=torch.uint8), preferred_segment=("n1", 0), hold=600)
-    accesses = {key: two.world._machine.lookup(two.digest(key)).place for key in ("single", "many")}
+    accesses = {key: two.world.engine.machine.lookup(two.digest(key)).place for key in ("single", "many")}
 
     def is_leased(key: str) -> bool:
-        header = two.world._machine.headers(0, accesses[key].slot, 1)[0]
+        header = two.world.engine.machine.headers(0, accesses[key].slot, 1)[0]
         return bool(unpack("ACCESS", "use", int(header["last_access"])) == 3)
 
     assert is_leased("single") and is_leased("many")
@@ -425,12 +425,12 @@ def test_checksums(make_cluster: MakeCluster) -> None:
     one.put(key, torch.randn(100_000))
     place = two.world.get_location(key)
     assert torch.equal(one.get(key), two.get(key))
-    two.world._heap.segment(0)[place.payload_off + 777] ^= 1
+    two.world.engine.heap.segment(0)[place.payload_off + 777] ^= 1
     from nanokv.errors import SegmentCorrupt
 
     with pytest.raises(SegmentCorrupt):
         one.get(key)
-    two.world._heap.segment(0)[place.payload_off + 777] ^= 1
+    two.world.engine.heap.segment(0)[place.payload_off + 777] ^= 1
 
 
 def test_two_ranks_of_a_world(make_cluster: MakeCluster, shm_name: str, tmp_path: Any) -> None:

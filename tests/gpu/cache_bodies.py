@@ -16,13 +16,13 @@ from nanokv.cache import NanoKVCache
 from nanokv.config import make_options
 from nanokv.device.machines.launch import LaunchMachine
 from nanokv.device.segment.geometry import Geometry
+from nanokv.engine import world_spec
 from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, NanoKVError, OutOfMemory
 from nanokv.fsck import check_cache
 from nanokv.heap.local import LocalHeap, LocalWorld
 from nanokv.host_poller.events import Event, EventKind
 from nanokv.identity import Identity
 from nanokv.kv_layout import KVLayout
-from nanokv.wiring import world_spec
 
 PAGE = 4096
 
@@ -45,8 +45,8 @@ def caches(
     geometry = Geometry.plan(pages * PAGE, PAGE, 2, ring_slots=chosen.ring_slots, shards=4)
     world = LocalWorld(world_spec(geometry, chosen), device=device)
     of_ranks = [replace(chosen, identity=identity) for identity in identities]
-    made = [NanoKVCache._from_heap(DeviceHeap(world, rank), 0, mine) for rank, mine in enumerate(of_ranks)]
-    assert [type(cache._machine) for cache in made] == [LaunchMachine] * 2
+    made = [NanoKVCache.on_heap(DeviceHeap(world, rank), 0, mine) for rank, mine in enumerate(of_ranks)]
+    assert [type(cache.engine.machine) for cache in made] == [LaunchMachine] * 2
     try:
         yield made
         report = check_cache(made[0])

@@ -186,15 +186,15 @@ def test_without_memory_a_rank_cannot_join(ranks: Start, name: str, monkeypatch:
 # --- a barrier, events, lost peers ---
 def test_a_barrier_waits_for_those_that_are_there(name: str) -> None:
     with join(name, 0) as one:
-        one._heap.barrier(10.0)
-        one._heap.barrier(10.0)
+        one.engine.heap.barrier(10.0)
+        one.engine.heap.barrier(10.0)
         with join(name, 2) as two:
             with pytest.raises(PeerLost, match=r"barrier: ranks \[2\] did not come within 0.05 s"):
-                one._heap.barrier(0.05)
+                one.engine.heap.barrier(0.05)
             with pytest.raises(PeerLost, match=r"barrier: ranks \[0\] did not come within 0.05 s"):
-                two._heap.barrier(0.05)
+                two.engine.heap.barrier(0.05)
             two.leave()
-            one._heap.barrier(10.0)
+            one.engine.heap.barrier(10.0)
 
 
 # --- deaths ---

@@ -28,7 +28,7 @@ def caches() -> Iterator[Caches]:
 
 
 def test_a_wait_ends_at_its_time(caches: Caches) -> None:
-    watch, key = caches[0]._watch, caches[0].digest("never")
+    watch, key = caches[0].engine.watch, caches[0].digest("never")
     assert watch is not None
     for spin in (0.0, 0.002):
         began = time.monotonic()
@@ -38,12 +38,12 @@ def test_a_wait_ends_at_its_time(caches: Caches) -> None:
 
 @pytest.mark.parametrize("owner", [0, 1])
 def test_a_put_ends_the_sleep(caches: Caches, owner: int) -> None:
-    watch, key = caches[0]._watch, caches[0].digest("k")
+    watch, key = caches[0].engine.watch, caches[0].digest("k")
     assert watch is not None
     found: list[int] = []
     waiting = threading.Thread(target=lambda: found.append(watch(key, 0.0, 0.999)))
     waiting.start()
-    bell = caches[0]._heap.world_bell()
+    bell = caches[0].engine.heap.world_bell()
     assert bell is not None
     asked = ctypes.c_uint32.from_address(bell.address)
     while not asked.value and waiting.is_alive():
@@ -55,7 +55,7 @@ def test_a_put_ends_the_sleep(caches: Caches, owner: int) -> None:
 
 def test_an_object_that_is_there_is_not_waited_for(caches: Caches) -> None:
     caches[1].put("k", torch.zeros(4))
-    watch = caches[0]._watch
+    watch = caches[0].engine.watch
     assert watch is not None and watch(caches[0].digest("k"), 0.0, 0.0) == Status.OK
 
 
@@ -72,14 +72,14 @@ def test_hints_of_other_objects_do_not_end_a_wait(caches: Caches) -> None:
 
 
 def test_a_waiting_rank_sleeps_in_native_code(caches: Caches, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(caches[0]._heap), "wait_for_any_hint", lambda *_: pytest.fail("a sleep of Python"))
+    monkeypatch.setattr(type(caches[0].engine.heap), "wait_for_any_hint", lambda *_: pytest.fail("a sleep of Python"))
     with pytest.raises(WaitTimeout):
         caches[0].wait("never", timeout=0.02)
 
 
 def test_a_rank_without_native_waits_waits(caches: Caches) -> None:
     here = caches[0]
-    waiter = Waiter(here._heap, here._allocation, here._look)
+    waiter = Waiter(here.engine.heap, here.engine.allocation, here.engine.look)
     waiting = threading.Thread(target=waiter.wait, args=([here.digest("k")], PATIENCE))
     waiting.start()
     time.sleep(0.02)

@@ -17,7 +17,7 @@ def test_what_is_found_was_used(native: bool) -> None:
         for number in range(40):
             cache.put(f"k{number}", torch.full((8,), number))
         names = [f"k{number}" for number in range(0, 40, 2)] + [f"none{number}" for number in range(20)]
-        machine = cache._machine
+        machine = cache.engine.machine
         look = machine.use_each if native else lambda keys, now: Machine.use_each(machine, keys, now)
         statuses = look(cache.digests(names).words, now_ns())
         assert statuses.tolist() == [Status.OK] * 20 + [Status.MISS] * 20
@@ -26,6 +26,6 @@ def test_what_is_found_was_used(native: bool) -> None:
 
 
 def _access(cache: nanokv.NanoKVCache, key: str) -> np.uint64:
-    place = cache._allocation.locate(cache.digest(key)).place
-    access: np.uint64 = cache._machine.headers(place.owner, place.slot, 1)["last_access"][0]
+    place = cache.engine.allocation.locate(cache.digest(key)).place
+    access: np.uint64 = cache.engine.machine.headers(place.owner, place.slot, 1)["last_access"][0]
     return access

@@ -32,7 +32,7 @@ from nanokv.device.segment.layout import (
 )
 from nanokv.device.segment.record import LINE
 from nanokv.device.segment.world_table import WORLD
-from nanokv.wiring import plan_geometry
+from nanokv.engine import plan_geometry
 
 REGIONS = ("activity", "links", "hdr", "desc", "dir", "turn", "ann", "pin", "layouts", "heap")
 

@@ -92,7 +92,7 @@ class ElasticRank(RankCommands):
         if self.dies_at:
             mock.patch.object(*DEATHS[self.dies_at]).start()
         self.cache = join(self.name, self.rank, **self.options)
-        return self.cache._heap.incarnation
+        return self.cache.engine.heap.incarnation
 
     def put(self, keys: list[str], segment: int | None = None) -> None:
         for key in keys:
@@ -111,7 +111,7 @@ class ElasticRank(RankCommands):
         kept: deque[str] = deque()
         while kept or not self.told():
             if not self.told():
-                key = f"{self.rank} {self.cache._heap.incarnation} {number}"
+                key = f"{self.rank} {self.cache.engine.heap.incarnation} {number}"
                 self.cache.put(key, value(key))
                 kept.append(key)
                 number += 1

@@ -46,7 +46,7 @@ def add_kernel(word_ptr: Any, rank: Any, heap_bases: Any, out_ptr: Any) -> None:
 
 def pointer(cache: NanoKVCache, offset: int, dtype: torch.dtype) -> torch.Tensor:
     """The pointer that a kernel takes for an offset of another rank: the offset in this rank's own segment."""
-    mine = cache._heap.segment(cache.rank)[offset : offset + dtype.itemsize].view(dtype)
+    mine = cache.engine.heap.segment(cache.rank)[offset : offset + dtype.itemsize].view(dtype)
     assert mine.data_ptr() == cache.symmetric_ptr(1, offset)
     return mine
 
@@ -55,7 +55,7 @@ def main() -> None:
     rank, name = int(os.environ["RANK"]), sys.argv[1]
     library = heap_standins.IrisModule(getattr(heap_standins, sys.argv[3]), taken=1024)
     heap = open_heap("iris", small_world(2, name=name), rank, library=library)
-    cache = NanoKVCache._from_heap(heap, 0, make_options({}))
+    cache = NanoKVCache.on_heap(heap, 0, make_options({}))
     bases = cache.heap_bases_tensor
     if rank == 0:
         place = cache.open_for_write("filled", NBYTES, preferred_segment=1)
@@ -63,16 +63,16 @@ def main() -> None:
         state = pointer(cache, place.header_off + H_STATE.value, torch.int64)
         fill_and_commit_kernel[(1,)](payload, NBYTES, state, place.epoch, bases)
         cache.commit("filled")
-    cache._heap.barrier(PATIENCE)
-    word = pointer(cache, cache._geometry.segment_bytes - 8, torch.int64)  # of the last page, which is free
+    cache.engine.heap.barrier(PATIENCE)
+    word = pointer(cache, cache.engine.geometry.segment_bytes - 8, torch.int64)  # of the last page, which is free
     out = torch.zeros(1, dtype=torch.int64)
     for _ in range(ADDS):
         add_kernel[(1,)](word, rank, bases, out)
-    cache._heap.barrier(PATIENCE)
+    cache.engine.heap.barrier(PATIENCE)
     if rank == 1:
-        total = int(cache._heap.segment(1)[-8:].view(torch.int64)[0])
+        total = int(cache.engine.heap.segment(1)[-8:].view(torch.int64)[0])
         print(cache.get("filled").tolist() == [3 * i % 256 for i in range(NBYTES)], total)
-    cache._heap.barrier(PATIENCE)
+    cache.engine.heap.barrier(PATIENCE)
     cache.close()
 
 

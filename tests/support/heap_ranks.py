@@ -203,7 +203,7 @@ class HeapRank(RankCommands):
 
     # a cache on the heap
     def open_cache(self, **options: Any) -> None:
-        self.cache = NanoKVCache._from_heap(self.heap, 0, make_options(options))
+        self.cache = NanoKVCache.on_heap(self.heap, 0, make_options(options))
 
     def put(self, key: str, values: list[int], segment: int | None) -> None:
         data = torch.tensor(values, dtype=torch.int32, device=self.cache.device)

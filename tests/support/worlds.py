@@ -48,7 +48,7 @@ def shm_world(name: str, n: int, heap_bytes: int, **options: Any) -> World:
 
 def close_and_check(world: World) -> None:
     """Flush, run fsck, close. A world at rest must hold every invariant."""
-    living = [cache for cache in world if cache._open]
+    living = [cache for cache in world if not cache.closed]
     try:
         for cache in living:
             cache.flush()

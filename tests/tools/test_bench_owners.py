@@ -17,7 +17,7 @@ from nanokv.bench.suite.ring import Mismatch
 from nanokv.bench.suite.worlds import MeasuredWorld, Worlds
 from nanokv.config import Options
 from nanokv.device.segment.layout import HEAP_CTL, REGIONS
-from nanokv.wiring import plan_geometry
+from nanokv.engine import plan_geometry
 from tests.support.bench_questions import TINY, ask, cases, check_latency, opened_worlds
 
 
@@ -95,8 +95,8 @@ def test_a_wrong_row_is_noticed() -> None:
         cache.put("k", torch.zeros(16))
         cache.flush()
         ingest._expect(cache, [cache.digest("k")], 1)
-        slots, _ = cache._poller.index.rows()
-        cache._poller.index._records["bytes_total"][slots] += 1
+        slots, _ = cache.engine.poller.index.rows()
+        cache.engine.poller.index._records["bytes_total"][slots] += 1
         with pytest.raises(RuntimeError, match="not the headers of slots"):
             ingest._expect(cache, [cache.digest("k")], 1)
 

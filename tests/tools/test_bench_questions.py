@@ -17,7 +17,7 @@ from nanokv.bench.suite.ring import Mismatch
 from nanokv.bench.suite.worlds import Worlds
 from nanokv.config import Options
 from nanokv.device.segment.layout import FREE_HEAD_STRIDE, HEAP_CTL
-from nanokv.wiring import plan_geometry
+from nanokv.engine import plan_geometry
 from tests.support.bench_questions import TINY, ask, cases, check_latency, opened_worlds
 
 
@@ -185,7 +185,7 @@ def test_blocks_of_models_and_what_rounding_loses() -> None:
 # --- steps --------------------------------------------------------------------------------------
 def test_steps(worlds: Worlds) -> None:
     figures = ask(steps.QUESTION, worlds)
-    layers = (steps.STR, steps.DIGEST, steps.USUAL, steps.OBJECTS, steps.CODE, steps.ALONE, steps.COPY)
+    layers = (steps.STR, steps.DIGEST, steps.USUAL, steps.CODE, steps.ALONE, steps.COPY)
     assert cases(figures)[:14] == [
         {"operation": operation, "step": step, "size": 1024} for operation in ("put", "get") for step in layers
     ]

@@ -17,9 +17,9 @@ World = list[nanokv.NanoKVCache]
 
 
 def view_of(cache: nanokv.NanoKVCache) -> SegmentView:
-    raw = cache._heap.host_view(cache.rank)
+    raw = cache.engine.heap.host_view(cache.rank)
     assert raw is not None
-    return SegmentView(raw, cache._heap.geometry)
+    return SegmentView(raw, cache.engine.heap.geometry)
 
 
 def filled(cache: nanokv.NanoKVCache, owner: int) -> None:
@@ -49,7 +49,7 @@ def test_a_breach_fails_the_test_that_made_it() -> None:
     view.headers["payload_base"][1] = view.headers["payload_base"][0]
     with pytest.raises(AssertionError, match="I1 breach, rank 1"):
         close_and_check(world)
-    assert not any(cache._open for cache in world)
+    assert all(cache.closed for cache in world)
 
 
 def test_an_index_that_lost_an_object_is_a_breach() -> None:
@@ -58,9 +58,9 @@ def test_an_index_that_lost_an_object_is_a_breach() -> None:
         filled(cache, 0)
         cache.flush()
         assert check_cache(cache).clean
-        cache._poller.stop()
-        slots, records = cache._poller.index.rows()
-        cache._poller.index.removed(slots[:1], records["epoch"][:1].astype(np.int64))
+        cache.engine.poller.stop()
+        slots, records = cache.engine.poller.index.rows()
+        cache.engine.poller.index.removed(slots[:1], records["epoch"][:1].astype(np.int64))
         (finding,) = check_cache(cache, patience=0.05).breaches
         assert (finding.invariant, finding.where) == ("I5", f"slot {slots[0]}")
 
@@ -68,7 +68,7 @@ def test_an_index_that_lost_an_object_is_a_breach() -> None:
 def test_an_operation_that_never_ends_is_a_breach_after_a_while() -> None:
     (cache,) = nanokv.local_world(1, 64 * PAGE, page_bytes=PAGE)
     with cache:
-        cache._machine.enter(0)
+        cache.engine.machine.enter(0)
         report = check_cache(cache, patience=0.05)
         assert [finding.invariant for finding in report.breaches] == ["I6"]
 
@@ -76,8 +76,8 @@ def test_an_operation_that_never_ends_is_a_breach_after_a_while() -> None:
 def test_it_waits_until_operations_have_ended() -> None:
     (cache,) = nanokv.local_world(1, 64 * PAGE, page_bytes=PAGE)
     with cache:
-        phase = cache._machine.enter(0)
-        looking = threading.Timer(0.05, lambda: cache._machine.leave(0, phase))
+        phase = cache.engine.machine.enter(0)
+        looking = threading.Timer(0.05, lambda: cache.engine.machine.leave(0, phase))
         looking.start()
         report = check_cache(cache, patience=60)
         looking.join()

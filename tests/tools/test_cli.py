@@ -291,7 +291,7 @@ def test_an_elastic_world_with_ranks_that_are_not_there(shm_name: str) -> None:
         two.leave()
         (row,) = [row for row in run_json("ls") if row["name"] == shm_name]
         assert (row["state"], row["world_size"], row["living"], row["absent"]) == ("alive", 4, 1, 3)
-        geometry = one._geometry
+        geometry = one.engine.geometry
         assert row["bytes"] == geometry.segment_bytes + 3 * geometry.offsets["heap_base"]
         assert row["bytes"] <= row["taken"] < row["bytes"] + (64 << 10)
         (line,) = [line for line in run("ls").stdout.splitlines() if shm_name in line]

@@ -84,7 +84,7 @@ def file(tmp_path: Path) -> Path:
 
 # --- save -------------------------------------------------------------------------------------
 def test_save_of_a_living_world(live: World, shm_name: str, file: Path) -> None:
-    before = [live[0]._machine.headers(rank, 0, PAGES).tobytes() for rank in range(2)]
+    before = [live[0].engine.machine.headers(rank, 0, PAGES).tobytes() for rank in range(2)]
     total = sum(content(number).nbytes for number in range(COUNT))
     report = run_json("save", shm_name, str(file))
     assert report == {
@@ -96,7 +96,7 @@ def test_save_of_a_living_world(live: World, shm_name: str, file: Path) -> None:
         "left_out": 0,
         "damaged": 0,
     }
-    assert [live[0]._machine.headers(rank, 0, PAGES).tobytes() for rank in range(2)] == before
+    assert [live[0].engine.machine.headers(rank, 0, PAGES).tobytes() for rank in range(2)] == before
     for cache in live:
         cache.clear()
     assert live[0].load(file).objects == COUNT

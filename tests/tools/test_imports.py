@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DEVICE = "nanokv.device"
 BARE = ("device", "host_poller", "compat_v1")
-CACHE_SIDE = ("nanokv.cache", "nanokv.virtual_world", "nanokv.cli", "nanokv.demo", "nanokv.wiring")
+CACHE_SIDE = ("nanokv.cache", "nanokv.virtual_world", "nanokv.cli", "nanokv.demo", "nanokv.engine")
 LEAVES = ("nanokv.errors", "nanokv.seldom", "nanokv.types")
 
 # the rooms of `nanokv.device`, lowest first: a room imports only rooms before it

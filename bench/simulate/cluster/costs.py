@@ -85,7 +85,7 @@ def opening(count: int) -> float:
     """Processor time in us of a card that is opened."""
     secret, places = secrets.token_bytes(32), ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
     with nanokv.local_world(1, 1 << 20)[0] as cache:
-        card = Card("a", 0, 1, cache._geometry, (1 << 40,), (bytes(64),), False, "nixl", bytes(256), *places)
+        card = Card("a", 0, 1, cache.engine.geometry, (1 << 40,), (bytes(64),), False, "nixl", bytes(256), *places)
     sealed = card.sealed(secret)
     begun = time.process_time()
     for _ in range(count):

@@ -92,7 +92,7 @@ class Case:
             self._open(PLAN_SHARE)
         if self.by_hand:
             for cache in self.world:
-                cache._poller.stop()
+                cache.engine.poller.stop()
 
     def cache(self) -> NanoKVCache:
         """Any rank."""
@@ -149,7 +149,7 @@ class Case:
         """Open a plan and write its bytes at once."""
         cache, bytes_of = self.cache(), content(key)
         plan = cache.open_for_write(f"k{key}", bytes_of.nbytes)
-        cache._single.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, bytes_of.nbytes)).copy_(bytes_of)
+        cache.engine.single.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, bytes_of.nbytes)).copy_(bytes_of)
         return cache
 
     def do_put(self) -> None:
@@ -204,7 +204,7 @@ class Case:
 
     def do_join(self) -> None:
         cache = self.cache()
-        join_free_extents(cache._machine, cache.rank)
+        join_free_extents(cache.engine.machine, cache.rank)
 
     def do_flush(self) -> None:
         try:
@@ -221,10 +221,10 @@ class Case:
     def do_step(self) -> None:
         """Rounds of a poller: its ring, its sweep, an audit."""
         cache = self.cache()
-        cache._poller.sweeper._audit.start()
+        cache.engine.poller.sweeper._audit.start()
         for _ in range(6):
             self.now += SWEEP
-            cache._poller.step(self.now)
+            cache.engine.poller.step(self.now)
 
 
 def _text(tensor: torch.Tensor) -> str:
@@ -285,7 +285,7 @@ def _local(kind: Kind, rng: random.Random, say: Say) -> Case:
     say("begin")
     with _watched():
         case = Case(kind, rng, say, local_world(RANKS, PAGES * PAGE_BYTES, **_options(kind, rng)))
-        views = [SegmentView(_raw(cache), cache._geometry) for cache in case.world]
+        views = [SegmentView(_raw(cache), cache.engine.geometry) for cache in case.world]
         case.fill()
         corruptors = [Corruptor(view, rng, spares=kind.one_word) for view in views]
         changes = [rng.choice(corruptors).one()] if kind.one_word else [each.some() for each in corruptors]
@@ -303,7 +303,7 @@ def _local(kind: Kind, rng: random.Random, say: Say) -> Case:
 
 
 def _raw(cache: NanoKVCache) -> Any:
-    raw = cache._heap.host_view(cache.rank)
+    raw = cache.engine.heap.host_view(cache.rank)
     assert raw is not None
     return raw
 
@@ -358,7 +358,7 @@ def _recovered(kind: Kind, rng: random.Random, say: Say) -> Case:
             case.one("attach", lambda: case.world.append(attach()))
             if case.world:
                 if case.by_hand:
-                    case.world[0]._poller.stop()
+                    case.world[0].engine.poller.stop()
                 case.run(lambda: None)
         finally:
             say("close")
@@ -371,9 +371,9 @@ def _recovered(kind: Kind, rng: random.Random, say: Say) -> Case:
 
 def _abandon(cache: NanoKVCache) -> None:
     """Let go of a rank as a process that ends does, without a word to the others."""
-    heap = cache._heap
+    heap = cache.engine.heap
     assert isinstance(heap, ShmHeap)
-    cache._poller.stop()
-    cache._allocation.close()
+    cache.engine.poller.stop()
+    cache.engine.allocation.close()
     heap._leave.detach()
     heap._file.locks.close()

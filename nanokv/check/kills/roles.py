@@ -81,7 +81,7 @@ class KillWorker(CacheRank):
 
     def taken_back(self) -> dict[str, int]:
         """How much this rank's sweeper has taken back from the dead so far."""
-        counts = self.cache._poller.sweeper.counts
+        counts = self.cache.engine.poller.sweeper.counts
         return {
             "objects": counts.given_up,
             "pages": counts.leaked_pages,
@@ -119,7 +119,7 @@ class KillWorker(CacheRank):
                 owner = self.random.randrange(self.cache.world_size)
                 opened.append((key, self.cache.open_for_write(name(key), nbytes, preferred_segment=owner)))
         for key, plan in opened:
-            target = self.cache._single.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, plan.bytes_total))
+            target = self.cache.engine.single.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, plan.bytes_total))
             target.copy_(payload(key, self.who, plan.bytes_total // WORD).view(torch.uint8))
             finish = self.cache.abort if self.random.random() < 0.2 else self.cache.commit
             finish(name(key))
@@ -146,7 +146,7 @@ class KillWorker(CacheRank):
     def _room(self) -> None:
         owner = self.random.randrange(self.cache.world_size)
         nbytes = LARGE_PAGES * self.options.page_bytes
-        make_room(self.cache._machine, owner, nbytes)
+        make_room(self.cache.engine.machine, owner, nbytes)
         key = self.random.randrange(KEYS)
         with contextlib.suppress(*EXPECTED):
             self.cache.put(name(key), payload(key, self.who, nbytes // WORD), preferred_segment=owner)

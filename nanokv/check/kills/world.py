@@ -161,7 +161,7 @@ class KillWorld:
 
     def counts(self) -> list[Counts]:
         """The use of each segment."""
-        heap = self.cache._heap
+        heap = self.cache.engine.heap
         raw = [heap.host_view(rank) for rank in range(heap.world_size)]
         looks = take_looks([SegmentView(each, heap.geometry) for each in raw if each is not None])
         return [self._count(look) for look in looks]
@@ -173,7 +173,7 @@ class KillWorld:
 
     def _count(self, look: Look) -> Counts:
         extents, wild = look.extents(look.headers["n_pages"] > 0, whole=True)
-        marks = self.cache._machine.page_marks(look.rank)
+        marks = self.cache.engine.machine.page_marks(look.rank)
         held, free = int(extents.size.sum()), int(look.class_sizes[marks[marks > 0] - 1].sum())
         row = look.ctl[0]
         return Counts(
@@ -194,7 +194,7 @@ class KillWorld:
         """Without anchors, every segment has room for its largest object. All ranks live and keep still."""
         for key in list(self._anchors):
             self.let_go(key)
-        size = max(self.cache._geometry.class_pages) * PAGE
+        size = max(self.cache.engine.geometry.class_pages) * PAGE
         largest = torch.arange(size, dtype=torch.int64).to(torch.uint8)
         for rank in range(WORLD_SIZE):
             try:

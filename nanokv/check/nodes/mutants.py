@@ -21,7 +21,7 @@ def _keys_alike() -> None:
     set_up = NanoKVCluster._setup
 
     def setup(self: Any, world: Any, *rest: Any) -> None:
-        hash_of = world._hash
+        hash_of = world.engine.hasher
 
         def alike(key: Key) -> KeyDigest:
             found: KeyDigest = hash_of(key)

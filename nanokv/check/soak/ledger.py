@@ -54,7 +54,7 @@ class Ledger(NamedTuple):
 
 def ledgers(cache: NanoKVCache) -> list[Ledger]:
     """One per segment of a world at rest."""
-    heap = cache._heap
+    heap = cache.engine.heap
     raw = [heap.host_view(rank) for rank in range(heap.world_size)]
     looks = take_looks([SegmentView(each, heap.geometry) for each in raw if each is not None])
     return [Ledger.of(look) for look in looks]

@@ -85,7 +85,7 @@ class Probes:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.cache = worker.cache
-        self.geometry = worker.cache._geometry
+        self.geometry = worker.cache.engine.geometry
         self.report = NO_PROBES
 
     def run(self, count: int) -> ProbeReport:
@@ -102,19 +102,19 @@ class Probes:
         dice, geometry = self.worker.random, self.geometry
         width = dice.randint(*HOLE_PAGES)
         begin = dice.randrange(geometry.n_pages - width)
-        headers = self.cache._machine.headers(owner, 0, geometry.hdr_count)
+        headers = self.cache.engine.machine.headers(owner, 0, geometry.hdr_count)
         first = (headers["payload_base"].astype(np.int64) - geometry.offsets["heap_base"]) // geometry.page_bytes
         inside = (headers["state"] == READY.value) & (first >= begin) & (first < begin + width)
         self.cache.remove_many([key_of(header) for header in headers[inside]])
 
     def free(self, owner: int) -> FreePages:
         """The free pages of a segment now."""
-        machine = self.cache._machine
+        machine = self.cache.engine.machine
         return FreePages.of(self.geometry, machine.page_links(owner), int(machine.control(owner)[0]["bump_ptr"]))
 
     def evicted(self, owner: int) -> int:
         """Objects evicted from a segment ever."""
-        return int(self.cache._machine.control(owner)[0]["evicted"])
+        return int(self.cache.engine.machine.control(owner)[0]["evicted"])
 
     def _probe(self, owner: int) -> None:
         worker = self.worker

@@ -60,7 +60,7 @@ class SoakWorker(RankCommands):
             attach_timeout=PATIENCE,
             on_stale="recover",
         )
-        incarnation: int = self.cache._heap.incarnation
+        incarnation: int = self.cache.engine.heap.incarnation
         self.who = incarnation * WORLD_SIZE + self.rank
         self.random = random.Random(f"{self.options.seed}/{self.rank}/{incarnation}")
         self.pins: deque[tuple[int, int, Pinned]] = deque()
@@ -105,7 +105,7 @@ class SoakWorker(RankCommands):
 
     def sample(self) -> Sample:
         """What this process holds. All keep still."""
-        return sample_process(len(self.cache._poller.index) - self.cache.stats()["ready"])
+        return sample_process(len(self.cache.engine.poller.index) - self.cache.stats()["ready"])
 
     def audit(self) -> str:
         """What fsck and the ledgers of all segments find; "" if nothing. All keep still."""
@@ -229,5 +229,5 @@ class SoakWorker(RankCommands):
     def write(self, key: int, version: int, owner: int | None) -> None:
         """Open an object and write its bytes, as a caller's kernel does."""
         plan = self.cache.open_for_write(name(key), bytes_of(version, PAGE), preferred_segment=owner)
-        target = self.cache._single.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, plan.bytes_total))
+        target = self.cache.engine.single.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, plan.bytes_total))
         target.copy_(make_object(key, version, PAGE))

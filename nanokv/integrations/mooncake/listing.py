@@ -16,8 +16,8 @@ def keys_of(world: NanoKVCache) -> Iterator[bytes]:
     """The keys of all values that can be read, in no order."""
     seen: set[bytes] = set()
     for owner in range(world.world_size):
-        for first in range(0, world._geometry.hdr_count, _SLICE):
-            headers = world._machine.headers(owner, first, _SLICE)
+        for first in range(0, world.engine.geometry.hdr_count, _SLICE):
+            headers = world.engine.machine.headers(owner, first, _SLICE)
             for at in ((headers["state"] & STATE_MASK.value) == READY.value).nonzero()[0].tolist():
                 key = _key_of(world, owner, headers[at])
                 if key is not None and key not in seen:
@@ -28,11 +28,11 @@ def keys_of(world: NanoKVCache) -> Iterator[bytes]:
 def _key_of(world: NanoKVCache, owner: int, header: Any) -> bytes | None:
     """The key of a READY object of this tenant; None if it is another's, or gone."""
     nbytes, base = int(header["bytes_total"]), int(header["payload_base"])
-    if nbytes < TAIL or base + nbytes > world._geometry.segment_bytes:
+    if nbytes < TAIL or base + nbytes > world.engine.geometry.segment_bytes:
         return None
-    end = world._heap.bases[owner] + base + nbytes - TAIL
+    end = world.engine.heap.bases[owner] + base + nbytes - TAIL
     length = key_length(ctypes.string_at(end, TAIL), nbytes)
     if not length:
         return None
     key = ctypes.string_at(end - length, length)
-    return key if tuple(world._hash(key)) == tuple(key_of(header)) else None  # else it was replaced just now
+    return key if tuple(world.digest(key)) == tuple(key_of(header)) else None  # else it was replaced just now

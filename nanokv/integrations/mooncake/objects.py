@@ -71,11 +71,12 @@ class Objects:
 
     def __init__(self, world: NanoKVCache, segments: Segments) -> None:
         self.world, self.segments = world, segments
-        self._machine, self._allocation, self._single = world._machine, world._allocation, world._single
-        self._bases = world._heap.bases
-        self._leases, self.small = Leases(self._machine), SmallReads(world._calls)
-        self.digest: Callable[[bytes], KeyDigest] = world._hash
-        self.most = world._geometry.max_object_bytes
+        engine = world.engine
+        self._machine, self._allocation, self._single = engine.machine, engine.allocation, engine.single
+        self._bases = engine.heap.bases
+        self._leases, self.small = Leases(self._machine), SmallReads(engine.calls)
+        self.digest: Callable[[bytes], KeyDigest] = world.engine.hasher
+        self.most = world.engine.geometry.max_object_bytes
         self._reserving = Hasher(_NAMESPACE)
         self._seldom = Seldom(logger)
 
@@ -120,7 +121,7 @@ class Objects:
 
     def exist(self, keys: Sequence[bytes]) -> list[bool]:
         """`exists` for each key, in one call."""
-        statuses = self._machine.use_each(self.world._digests(keys).words, now_ns())
+        statuses = self._machine.use_each(self.world.engine.digests(keys).words, now_ns())
         found: list[bool] = (statuses == 0).tolist()
         return found
 
@@ -130,7 +131,7 @@ class Objects:
         if _bytes_of(parts) + tail_bytes(key) > self.most:
             return Code.NO_AVAILABLE_HANDLE
         digest, hold = self.digest(key), hold_of(config)
-        terms = NO_TERMS if hold is None else terms_of(hold, self.world._hasher.group)
+        terms = NO_TERMS if hold is None else terms_of(hold, self.world.engine.hasher.group)
         for owner in self.owners(digest, config):
             try:
                 status = self._write_to(owner, digest, key, parts, terms)
@@ -179,7 +180,7 @@ class Objects:
         OBJECT_ALREADY_EXISTS, or REPLICA_IS_NOT_READY: another process did so first, or does so now.
         """
         digest, nbytes = self.digest(key), _bytes_of(parts) + tail_bytes(key)
-        pages_of, names = self.world._geometry.pages_of, self.segments.names()
+        pages_of, names = self.world.engine.geometry.pages_of, self.segments.names()
         in_place = found.place.owner in names and pages_of(nbytes) <= pages_of(found.place.nbytes)
         if not in_place and not self._has_room(digest, nbytes, config) and (priority or not names):
             return Code.NO_AVAILABLE_HANDLE
@@ -268,7 +269,7 @@ class Objects:
     def copy_to(self, key: bytes, rank: int) -> int:
         """Copy an object into the segment of a rank; OK also if it has one."""
         try:
-            status = self.world._replicas.copy(self.digest(key), rank)
+            status = self.world.engine.replicas.copy(self.digest(key), rank)
         except PeerLost:
             return Code.SEGMENT_NOT_FOUND
         return Code.OK if status == Status.DUPLICATE else code_of(status)

@@ -84,7 +84,7 @@ class Segments:
     def _read(self) -> dict[int, str]:
         found = {}
         for rank in self._world.members():
-            told = self._world._single.get(self._key(rank))
+            told = self._world.engine.single.get(self._key(rank))
             if isinstance(told, torch.Tensor):
                 found[rank] = told.numpy().tobytes().decode()
         return found
@@ -100,14 +100,16 @@ class Segments:
         """
         rank, told = self._world.rank, torch.frombuffer(bytearray(name.encode()), dtype=torch.uint8)
         self.withdraw()
-        status = self._world._single.put(self._key(rank), told, rank, terms_of(Hold(priority="kept"), self._hash.group))
+        status = self._world.engine.single.put(
+            self._key(rank), told, rank, terms_of(Hold(priority="kept"), self._hash.group)
+        )
         if status:
             raise HeapUnavailable(f"the segment of {name!r} cannot be told: {Status(status).name}")
         self.forget()
 
     def withdraw(self) -> None:
         """Take that back: nobody puts anything there any more."""
-        self._world._allocation.remove(self._key(self._world.rank))
+        self._world.engine.allocation.remove(self._key(self._world.rank))
         self.forget()
 
 
@@ -119,9 +121,9 @@ def check_memory(world: NanoKVCache, segments: Segments) -> None:
     Raises:
         HeapUnavailable: there is too little.
     """
-    at, geometry = world._geometry.offsets, world._geometry
+    at, geometry = world.engine.geometry.offsets, world.engine.geometry
     payload, rest = at["heap_limit"] - at["heap_base"], geometry.segment_bytes - (at["heap_limit"] - at["heap_base"])
-    taken = max(taken_by(world._name) - geometry.world_size * rest, 0)
+    taken = max(taken_by(world.engine.heap.name) - geometry.world_size * rest, 0)
     folder = os.statvfs(directory())
     free, wanted = folder.f_bavail * folder.f_frsize, (len(segments.names()) + 1) * payload - taken
     if wanted > free:

@@ -93,7 +93,7 @@ class Values:
         """The objects of a client that is set up, and not closed. Raises Forked: the client is the parent's."""
         found = self._set_up
         if found is not None and found.world.closed:
-            found.world._check_open()
+            found.world.engine.check_open()
         return found
 
     @_objects.setter

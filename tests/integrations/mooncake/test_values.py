@@ -440,4 +440,4 @@ def test_two_processes_share_a_store(start: Start, monkeypatch: pytest.MonkeyPat
 def _is_of(store: Store, master: str) -> bool:
     from nanokv.integrations.mooncake.place import world_name
 
-    return store._objects is not None and store._objects.world._name == world_name(master)
+    return store._objects is not None and store._objects.world.engine.heap.name == world_name(master)

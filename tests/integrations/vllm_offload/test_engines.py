@@ -88,9 +88,9 @@ def generate_anew(engine: Engine) -> dict[str, Any]:
 def double_all_values() -> None:
     """In the segment of every rank."""
     with join(parse(STORE)) as joined:
-        world, at = joined.world, joined.world._geometry.offsets
+        world, at = joined.world, joined.world.engine.geometry.offsets
         for rank in world.members():
-            segment = world._heap.segment(rank)
+            segment = world.engine.heap.segment(rank)
             segment[at["heap_base"] : at["heap_limit"]].view(torch.float32).mul_(2)
 
 

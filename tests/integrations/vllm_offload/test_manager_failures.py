@@ -50,7 +50,7 @@ def test_a_damaged_block_is_missed_and_dropped(start_spec: Start) -> None:
     engine.compute(keys)
     world = engine.manager._world
     place = world.get_location(engine.manager._objects(keys[1])[1])
-    world._heap.segment(place.owner_rank)[place.payload_off + 7] ^= 1
+    world.engine.heap.segment(place.owner_rank)[place.payload_off + 7] ^= 1
     engine.manager.get_stats()
     assert engine.load(keys) == [True, False, True]
     told = engine.manager.get_stats().data["data"]

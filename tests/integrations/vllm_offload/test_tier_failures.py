@@ -40,7 +40,7 @@ def test_a_damaged_block_is_missed_and_dropped(start: Start, told: list[str]) ->
     counts(tiered)
     world = tiered.tier._joined.world
     place = world.get_location(keys[2])
-    world._heap.segment(place.owner_rank)[place.payload_off + 77] ^= 1
+    world.engine.heap.segment(place.owner_rank)[place.payload_off + 77] ^= 1
     assert right(tiered, keys, tiered.load(keys)) == [True, True, False, True]
     assert not world.exists(keys[2])
     assert counts(tiered) == {"loaded": 3, "lost": 1, "damaged": 1}
