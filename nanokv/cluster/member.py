@@ -5,9 +5,9 @@
     staging, offers  registered memory: what is read from others comes there, and what others read lies there
     nodes            the other nodes, and the way to each
     asker, server    put questions, and answer them
-    reading, putting, puller         gets from other nodes, puts to them, and their puts to this one
-    publisher, events, changes, uses, generations    what members tell each other
-    locations, registered, at_once, counts, figures, segments    what these use
+    reading, putting, puller    gets from other nodes, puts to them, and their puts to this one
+    publisher, events, changes, uses, generations                    what members tell each other
+    locations, registered, at_once, counts, figures, segments        what these use
 
 A part is taken by name (`cluster.member.link`).
 """
@@ -67,7 +67,7 @@ class Member:
     def __init__(self, world: NanoKVCache, cluster: str, options: ClusterOptions) -> None:
         self._world, self._options = world, options
         self.name = member_name(options.node, world.engine.heap.rank)
-        self.hash_of: Callable[[Key], KeyDigest] = world.engine.hasher
+        self.hash_of: Callable[[Key], KeyDigest] = world.engine.hasher  #: the digest of a key
         self.ends = ExitStack()  #: closes the parts, the last one first
         # Two parts of the end that are filled later: they come after all that is added to `ends` itself. The registry
         # is opened first, and left before anything that other members use is closed. Memory needs the link, and is
@@ -75,11 +75,11 @@ class Member:
         self._memory = self.ends.enter_context(ExitStack())
         self._working = self.ends.enter_context(ExitStack())
         try:
-            self._meet(cluster)
+            self._reach_registry(cluster)
             self._open_link()
-            self._move()
-            self._serve()
-            self._tell()
+            self._make_transfers()
+            self._serve_others()
+            self._follow_events()
             self._join()
         except BaseException:
             self.ends.close()
@@ -90,7 +90,7 @@ class Member:
         self.ends.close()
 
     # --- step by step ---
-    def _meet(self, cluster: str) -> None:
+    def _reach_registry(self, cluster: str) -> None:
         options = self._options
         self.membership = open_membership(cluster, ttl=options.ttl, timeout=options.join_timeout)
         self.ends.callback(self.membership.close)
@@ -113,14 +113,14 @@ class Member:
         self.asker = Asker(self.name, self.incarnation, self._secret)
         self._working.callback(self.asker.close)
 
-    def _move(self) -> None:
+    def _make_transfers(self) -> None:
         link, timeout = self.link, self._options.timeout
         self.locations, self.counts = Locations(self._options.locations), Counts()
         self.reading = Reading(link, rounds_over(link), self.staging, self.locations, self.counts, timeout)
         self.putting = Putting(link, self.asker, self.reading, self.offers, self.registered, self.locations, timeout)
         self.ends.callback(self.putting.kept.close)
 
-    def _serve(self) -> None:
+    def _serve_others(self) -> None:
         world, engine = self._world, self._world.engine
         self.puller = Puller(engine.machine, engine.allocation, self.link, self.staging, engine.heap.wake)
         self._working.callback(self.puller.close)
@@ -134,7 +134,7 @@ class Member:
         self._working.callback(self.uses.close)
         self.reading.note_use, self.reading.note_uses = self.uses.note, self.uses.note_each
 
-    def _tell(self) -> None:
+    def _follow_events(self) -> None:
         options = self._options
         publish_at = partial(Publisher, self.name, self.incarnation, self._secret, options.bind)
         self.publisher = at_first_free(options.port_range(), publish_at)

@@ -31,7 +31,7 @@ def _keys_alike() -> None:
 
         self.hash_of = alike
 
-    Member.__init__ = join_with_few  # type: ignore[method-assign]
+    Member.__init__ = join_with_few  # type: ignore[method-assign, assignment]
 
 
 def _acknowledged_early() -> None:
