@@ -39,11 +39,11 @@ class Bare:
     """
 
     def __init__(self, cluster: NanoKVCluster, node: str, here: int, there: Sequence[int], place_bytes: int) -> None:
-        link = cluster._parts.link
+        link = cluster.member.link
         assert isinstance(link, NixlLink)
         self._link, self.here, self.there, self._next, self._part = link, here, there, 0, place_bytes
         self._made: dict[tuple[int, int], Words] = {}
-        self._peer = link.peer(cluster._nodes[node].world().peer)
+        self._peer = link.peer(cluster.member.nodes[node].world().peer)
         self._read_rows = fabric_code()["nixl_read_rows"]
 
     def _rows(self, nbytes: int) -> Words:

@@ -85,8 +85,8 @@ class Reader:
         }
 
     def _until_known(self, keys: list[str]) -> None:
-        while not all(self.warm._parts.locations.node_of(self.warm.digest(key)) for key in keys):
-            self.warm._parts.events.wait(self.warm._parts.events.heard, 0.01)
+        while not all(self.warm.member.locations.node_of(self.warm.digest(key)) for key in keys):
+            self.warm.member.events.wait(self.warm.member.events.heard, 0.01)
 
     def put(self, nbytes: int) -> Ways:
         """A put of one object, of registered memory, beside a bare write and an echo."""
@@ -100,8 +100,8 @@ class Reader:
 
     def _write_and_echo(self, nbytes: int) -> None:
         self.bare.write(nbytes)
-        to = self.warm._nodes[NODE].cards[0]
-        self.warm._parts.asker.ask(to.messages, to.member, Kind.REMOVE, b"", PATIENCE, to_incarnation=to.incarnation)
+        to = self.warm.member.nodes[NODE].cards[0]
+        self.warm.member.asker.ask(to.messages, to.member, Kind.REMOVE, b"", PATIENCE, to_incarnation=to.incarnation)
 
     def get_many(self, nbytes: int) -> Ways:
         """A batch in one call, in the order in which it was put, beside one bare read of as many bytes."""

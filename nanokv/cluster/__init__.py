@@ -1,24 +1,26 @@
 """Many hosts as one cache: `NanoKVCluster` (docs/cluster.md). Bytes go over a link, membership over a registry.
 
-cluster     the public class; its calls are in `objects`, `lookups`, `many`, `bringing`; they share `base` and `asking`
+cluster     the public class; `paged`: an engine's paged cache across nodes
 options     its options
-parts       how a member is put together
+member      the parts of one member, opened and closed in order
 membership  who is there: etcd, or a folder
-card        what a member tells the others of itself
-nodes       the nodes as this process knows them, and the way to each; `at_once`: threads that ask several
+card        what a member tells the others of itself; `place`: the host where it runs
+nodes       the nodes as this process knows them, and the way to each; `departures`: members that have left
 homes       which node a key belongs to
+at_once     threads that ask several nodes; `patience`: how long one call waits for them
 links       moving bytes: NIXL, Mooncake's transfer engine
 staging     registered memory, and what late transfers may write to; `workspace`: that of one get
 reading     gets from other nodes; `transfers`, `rounds`: over a link; `remote_world`: what they need to know of a node;
             `fetched`: what was read, as tensors
-putting     puts to other nodes; `offering`: where the bytes come from
-pulling     the owner's side of a put; `pull_message`: what both tell each other
-serving     what a member does when another one asks
-messages    questions, over TCP, and events, over ZeroMQ; `kinds`
+putting     puts to other nodes; `offering`: where the bytes come from; `kept`: what others may still read
+pulling     the owner's side of a put; `pull_message`: what both tell each other; `relative_terms`: times in it
+serving     what a member does when another one asks; `removal_message`: its answer about removals; `statuses`: arrays
+messages    questions, over TCP, and events, over ZeroMQ; `kinds`; `resolving`: names of hosts
 events      what becomes of objects; `locations`: where they lie; `catching_up`: what was missed; `changes`: for
             listeners; `uses`: for the owners
-departures  members that have left
-counts      what was done
+generations how all nodes come to one generation of an identity
+counts      what was done; `figures`: all that `stats` shows
+observer    a look from outside, for the command line
 """
 
 from typing import TYPE_CHECKING, Any

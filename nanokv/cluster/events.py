@@ -6,6 +6,7 @@ hints: where some were missed, the table forgets the node and reads its headers 
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from enum import StrEnum
 
 import numpy as np
@@ -57,7 +58,8 @@ class Events:
     """A member's events, out and in.
 
     Args:
-        rank: of this member; its world's poller tells of that segment.
+        world: its poller tells of this rank's segment.
+        publisher: tells the other nodes. Who made it closes it, after this.
         reading: by which headers are read anew.
         changes: told of all that is heard.
         follows: whether the events of others are wanted.
@@ -83,9 +85,14 @@ class Events:
         self._doubtful: set[WorldId] = set()  # of which events were missed: what is known of them is forgotten
         self._waiting = threading.Condition()
         self._heard = 0
-        self._catching_up = CatchingUp(nodes, self._read_headers)
-        self._subscriber = Subscriber(secret, self._hear, self._lost)
-        self._end = world.subscribe(self._tell)
+        with ExitStack() as ends:
+            ends.callback(self._wake)
+            self._catching_up = CatchingUp(nodes, self._read_headers)
+            ends.callback(self._catching_up.close)
+            self._subscriber = Subscriber(secret, self.hear, self.lost)
+            ends.callback(self._subscriber.close)
+            ends.callback(world.subscribe(self._tell))
+            self._ends = ends.pop_all()
 
     # --- out ---
     def _tell(self, events: Sequence[Event]) -> None:
@@ -118,7 +125,8 @@ class Events:
             self._followed[address] = cards[address].member
             self._subscriber.follow(address, cards[address].member)
 
-    def _hear(self, sender: Sender, body: bytes) -> None:
+    def hear(self, sender: Sender, body: bytes) -> None:
+        """Take an event of another member."""
         world = self._of.get(sender)  # of another incarnation: of a world that is not known, or not there any more
         if world is None or len(body) % LOCATION.size:
             return
@@ -127,7 +135,8 @@ class Events:
         self._changes.rows(world.node, events.view(np.int64).reshape(len(events), -1))
         self._wake()
 
-    def _lost(self, sender: Sender) -> None:
+    def lost(self, sender: Sender) -> None:
+        """Read anew what a member has: it is heard for the first time, or events of it were missed."""
         world = self._of.get(sender)
         if world is None:
             return
@@ -170,9 +179,5 @@ class Events:
                 self._waiting.wait(seconds)
 
     def close(self) -> None:
-        """End threads. Idempotent."""
-        self._end()
-        self._publisher.close()
-        self._subscriber.close()
-        self._catching_up.close()
-        self._wake()
+        """End threads, and wake those who wait. Idempotent."""
+        self._ends.close()

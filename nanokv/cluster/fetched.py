@@ -1,5 +1,6 @@
 """Objects that were read from another node, as tensors of the memory into which they were read."""
 
+import ctypes
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import torch
 from nanokv.cluster.staging import Room
 from nanokv.device.machines.own_memory import plainly
 from nanokv.device.machines.records import Descriptor, Words
-from nanokv.transfer.descriptors import shape_of
+from nanokv.transfer.descriptors import checked_destination, flat_bytes, shape_of
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -21,6 +22,30 @@ class Got(NamedTuple):
     nbytes: int
     descriptor: Descriptor
     data: Bytes | bytes  #: its bytes, in memory that is nobody else's
+
+    def copy_to(self, dst: torch.Tensor) -> None:
+        """Copy the bytes to a contiguous, plain tensor."""
+        if isinstance(self.data, bytes) and dst.device.type == "cpu":
+            ctypes.memmove(dst.data_ptr(), self.data, self.nbytes)
+            return
+        source = np.frombuffer(self.data, np.uint8).copy() if isinstance(self.data, bytes) else self.data
+        with torch.inference_mode(), plainly():
+            flat_bytes(dst).copy_(torch.from_numpy(source))
+
+    def tensor(self, device: torch.device) -> torch.Tensor | None:
+        """A new tensor of it; None: its descriptor contradicts its size."""
+        known = shape_of(self.descriptor, self.nbytes)
+        if known is None:
+            return None
+        dtype, shape = known
+        if isinstance(self.data, bytes) or not self.nbytes:
+            with plainly():
+                made = torch.empty(shape, dtype=dtype, device=device)
+            if self.nbytes:
+                self.copy_to(checked_destination(made, device))
+            return made
+        with plainly():
+            return torch.from_numpy(self.data).view(dtype).view(shape).to(device)  # its memory becomes the tensor's
 
 
 class Fetched:

@@ -30,8 +30,8 @@ class Locations:
     def __init__(self, most: int) -> None:
         self._is_kept = most > 0
         buckets = 1 << max(-(-most // WAYS.value) - 1, 0).bit_length()
-        self._table = np.zeros(buckets * WAYS.value, LOCATION.dtype)
-        self._address, self._mask = int(self._table.ctypes.data), buckets - 1
+        self.table = np.zeros(buckets * WAYS.value, LOCATION.dtype)  #: hints: whoever reads a location looks there
+        self._address, self._mask = int(self.table.ctypes.data), buckets - 1
         self._lock = threading.Lock()
         self._numbers: dict[WorldId, int] = {}
         self._names: list[str] = [""]

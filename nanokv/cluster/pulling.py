@@ -273,7 +273,7 @@ class Puller:
         self._wake = wake
         self._code = fabric_code()
         self._lock = threading.RLock()
-        self._producers: dict[str, _Producer] = {}  # by member
+        self.producers: dict[str, _Producer] = {}  #: by member
         self._late: list[tuple[Records, Transfer, Sender, int]] = []
         self._looker: threading.Thread | None = None
         self._closed = threading.Event()
@@ -342,11 +342,11 @@ class Puller:
     # --- producers ---
     def _producer(self, sender: Sender) -> _Producer:
         """What is known of a producer's process. The caller has the lock."""
-        known = self._producers.get(sender.id)
+        known = self.producers.get(sender.id)
         if known is None or known.incarnation != sender.incarnation:
             if known is not None and known.peer != _NO_PEER:
                 self._link.disconnect(known.peer)
-            known = self._producers[sender.id] = _Producer(sender.incarnation)
+            known = self.producers[sender.id] = _Producer(sender.incarnation)
         known.has_left = False
         return known
 
@@ -372,7 +372,7 @@ class Puller:
     def forget(self, member: str, incarnation: int) -> None:
         """Let go of a producer that has left the cluster, or of its process that cannot be reached."""
         with self._lock:
-            known = self._producers.get(member)
+            known = self.producers.get(member)
             if known is None or known.incarnation != incarnation:
                 return
             peer, known.peer, known.card = known.peer, _NO_PEER, b""
@@ -383,20 +383,20 @@ class Puller:
         """A producer has left the cluster: nothing of it is kept, once nothing moves any more."""
         self.forget(member, incarnation)
         with self._lock:
-            known = self._producers.get(member)
+            known = self.producers.get(member)
             if known is not None and known.incarnation == incarnation:
                 known.has_left = True
                 if not known.active:
-                    del self._producers[member]
+                    del self.producers[member]
 
     def ended(self, sender: Sender, number: int) -> None:
         """A question is over."""
         with self._lock:
-            known = self._producers.get(sender.id)
+            known = self.producers.get(sender.id)
             if known is not None and known.incarnation == sender.incarnation:
                 known.active.discard(number)
                 if known.has_left and not known.active:
-                    del self._producers[sender.id]
+                    del self.producers[sender.id]
 
     # --- the steps of a pull ---
     def claim(self, pulls: Records) -> None:

@@ -70,7 +70,7 @@ class Putting:
         self._free = threading.Semaphore(_TICKETS)
         self._lines = list(range(_TICKETS))
         self._numbers = itertools.count(1)
-        self._told: dict[int, bytes] = {}  # by incarnation of a member: the card of the link that it has
+        self.told: dict[int, bytes] = {}  #: by incarnation of a member: the card of the link that it has
         self.kept = Kept(asker, timeout)
         self._unanswered = self.kept.members
 
@@ -122,7 +122,7 @@ class Putting:
     def _ask_once(self, node: Node, pulls: Records, kept: Any, patience: Patience) -> Records:
         to, card = node.member(), self._link.card()
         self.kept.check_room(to)
-        told = self._told.get(to.incarnation) == card
+        told = self.told.get(to.incarnation) == card
         timeout, begun = self._time_for(node, pulls, patience), time.monotonic()
         try:
             with self._ticket() as (ticket, number):
@@ -133,7 +133,7 @@ class Putting:
                     self.kept.add(to, number, int(pulls["nbytes"].sum()), kept)
                     raise
         except PeerLost:
-            self._told.pop(to.incarnation, None)
+            self.told.pop(to.incarnation, None)
             raise
         except Unanswered as error:
             patience.waited(begun)
@@ -141,9 +141,9 @@ class Putting:
         except (Refused, BadMessage) as error:
             raise PeerLost(f"node {node.name} could not take the objects: {error}") from None
         except _CardForgotten:
-            self._told.pop(to.incarnation, None)
+            self.told.pop(to.incarnation, None)
             raise
-        self._told[to.incarnation] = card
+        self.told[to.incarnation] = card
         return found
 
     @contextlib.contextmanager
@@ -193,4 +193,4 @@ class Putting:
     def forget(self, incarnation: int) -> None:
         """A member has left the cluster: let go of what it may have read, a while later."""
         self.kept.left(incarnation)
-        self._told.pop(incarnation, None)
+        self.told.pop(incarnation, None)

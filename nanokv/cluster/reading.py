@@ -51,7 +51,8 @@ class Reading(Transfers):
         self, link: Link, rounds: Rounds, staging: Staging, locations: Locations, counts: Counts, timeout: float
     ) -> None:
         super().__init__(link, staging, timeout)
-        self._rounds, self._locations, self._counts = rounds, locations, counts
+        self.rounds = rounds  #: of transfers, over the link
+        self._locations, self._counts = locations, counts
         self._code = fabric_code()
         self.note_use: Callable[[str, tuple[int, int, int]], None] = lambda node, use: None
         self.note_uses: Callable[[str, Words], None] = lambda node, uses: None
@@ -70,7 +71,7 @@ class Reading(Transfers):
         words[0], words[1] = key
         words[_DST] = 0
         workspace.into(None)
-        if self._rounds.get_one(world, workspace, SMALL, workspace.timeout):
+        if self.rounds.get_one(world, workspace, SMALL, workspace.timeout):
             return self._got_one(world, workspace)
         workspace.timeout = self._timeout  # it has answered: its bytes have their time, whatever others took
         status: int = words[_STATUS]
@@ -82,7 +83,7 @@ class Reading(Transfers):
         nbytes: int = words[_NBYTES]
         words[_DST] = 0
         workspace.into(None if nbytes <= SMALL else self._staging.room(nbytes))
-        self._rounds.fetch(world, workspace, 1, workspace.timeout)
+        self.rounds.fetch(world, workspace, 1, workspace.timeout)
         return self._got_one(world, workspace)
 
     def _got_one(self, world: RemoteWorld, workspace: Workspace) -> Got | int:
@@ -116,7 +117,7 @@ class Reading(Transfers):
         words[0], words[1] = key
         if not self._locations.recall(world, workspace, 1):
             return False
-        self._rounds.look(world, workspace, 1, workspace.timeout)
+        self.rounds.look(world, workspace, 1, workspace.timeout)
         return words[_STATUS] == _OK
 
     # --- many ---
@@ -129,7 +130,7 @@ class Reading(Transfers):
 
         def some(world: RemoteWorld, workspace: Workspace, some_keys: Words) -> Words:
             if (self._find_some(world, workspace, some_keys, known=True) == _OK).any():
-                self._rounds.look(world, workspace, len(some_keys), workspace.timeout)
+                self.rounds.look(world, workspace, len(some_keys), workspace.timeout)
             return workspace.fetches["status"][: len(some_keys)].copy()
 
         return self._each(node, keys, patience, some, once=True)
@@ -182,7 +183,7 @@ class Reading(Transfers):
         if known:
             self._locations.recall(world, workspace, count)
         else:
-            self._rounds.locate(world, workspace, count, workspace.timeout)
+            self.rounds.locate(world, workspace, count, workspace.timeout)
             workspace.timeout = self._timeout  # as in `_get_once`
         return fetches["status"][:count].copy()
 
@@ -191,7 +192,7 @@ class Reading(Transfers):
             return workspace.fetches["status"][: len(keys)].copy()
         room = self._code["place_each"](world.table, workspace.work, len(keys))
         workspace.into(self._staging.room(max(room, 1)))
-        self._rounds.fetch(world, workspace, len(keys), workspace.timeout)
+        self.rounds.fetch(world, workspace, len(keys), workspace.timeout)
         statuses: Words = workspace.fetches["status"][: len(keys)].copy()
         uses = np.empty((len(keys), _USE_WORDS), np.int64)
         good, nbytes = self._code["uses_of"](workspace.work, len(keys), uses.ctypes.data)

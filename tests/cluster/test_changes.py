@@ -76,12 +76,12 @@ def test_after_a_gap_all_is_told_anew(make_cluster: MakeCluster, monkeypatch: py
     heard = Heard()
     one.subscribe(heard)
     keys = [key_of(one, "n1", f"k{i}") for i in range(5)]
-    monkeypatch.setattr(two._parts.events._publisher, "publish", lambda body: None)
+    monkeypatch.setattr(two.member.publisher, "publish", lambda body: None)
     assert not any(two.put_many(keys, torch.ones(5, 3)))
     two.world.flush()
-    card = one._nodes["n1"].cards[0]
+    card = one.member.nodes["n1"].cards[0]
     heard.changes.clear()
-    one._parts.events._lost(Sender(card.member, card.incarnation))
+    one.member.events.lost(Sender(card.member, card.incarnation))
     stored = {("n1", 0, one.digest(key), 12) for key in keys}
     until(lambda: heard.of(ChangeKind.STORED) == stored, "what the node has")
     assert heard.changes[0] == Change(ChangeKind.MISSED, "n1")

@@ -11,20 +11,20 @@ import torch
 from nanokv import NanoKVCache
 from nanokv.cluster import NanoKVCluster
 from nanokv.cluster.card import WorldId
-from nanokv.cluster.events import Events
 from nanokv.cluster.locations import Locations
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.nodes import Node
+from nanokv.cluster.patience import Patience
 from nanokv.cluster.reading import Reading
 from nanokv.device.fabric.locations import GONE_NODE, LOCATION
 from nanokv.errors import KeyNotFound, PeerLost, WaitTimeout
 from nanokv.types import KeyDigest
 
-from .conftest import HEAP_BYTES, PAGE, MakeCluster, key_of, until
+from .conftest import HEAP_BYTES, PAGE, PATIENCE, MakeCluster, key_of, until
 
 
 def knows(member: NanoKVCluster, key: str, node: str | None) -> bool:
-    return member._parts.locations.node_of(member.digest(key)) == node
+    return member.member.locations.node_of(member.digest(key)) == node
 
 
 def no_first_rounds(member: NanoKVCluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +32,7 @@ def no_first_rounds(member: NanoKVCluster, monkeypatch: pytest.MonkeyPatch) -> N
         raise AssertionError("the first two rounds were asked for")
 
     for name in ("locate", "get_one"):
-        monkeypatch.setattr(member._reading._rounds, name, refused)
+        monkeypatch.setattr(member.member.reading.rounds, name, refused)
 
 
 def test_an_object_is_found_where_it_was_put(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_looks_at_known_places(make_cluster: MakeCluster, monkeypatch: pytest.Mo
     until(lambda: all(knows(zero, key, "n2") for key in keys), "the events")
     assert zero.exists_many([*keys, "none"]) == [True] * 90 + [False] and zero.exists(keys[3])
     assert zero.prefix_length([*keys[:40], "none", *keys]) == 40
-    monkeypatch.setattr(two._parts.events._publisher, "publish", lambda body: None)  # nobody hears of it
+    monkeypatch.setattr(two.member.publisher, "publish", lambda body: None)  # nobody hears of it
     two.world.remove(keys[7])
     two.put("another", torch.ones(4), preferred_segment=("n2", 0))  # takes its slot
     assert not zero.exists(keys[7]) and zero.prefix_length(keys) == 7
@@ -117,7 +117,7 @@ def test_an_old_location_misleads_nobody(make_cluster: MakeCluster) -> None:
     for i, key in enumerate(keys):
         one.put(key, torch.full((50,), i))
     until(lambda: all(knows(zero, key, "n1") for key in keys))
-    table = zero._parts.locations._table
+    table = zero.member.locations.table
     rng = np.random.default_rng(3)
     used = np.flatnonzero(table["node"])
     for name in ("slot", "rank", "epoch", "payload", "nbytes"):
@@ -132,30 +132,25 @@ def test_an_old_location_misleads_nobody(make_cluster: MakeCluster) -> None:
         table[:] = kept
 
 
-def test_a_location_of_a_former_world_is_of_no_use(
-    make_cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_location_of_a_former_world_is_of_no_use(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """The same key gets the same slot and epoch in a new world, and what was heard of the old one would name a use of
     the slot that may be still to come."""
     zero, one = make_cluster(2)
     key = key_of(zero, "n1")
     one.put(key, torch.ones(4))
     until(lambda: knows(zero, key, "n1"))
-    assert zero._reading.get_known(zero._nodes["n1"], zero.digest(key), zero._patience()) is not None
+    assert zero.member.reading.get_known(zero.member.nodes["n1"], zero.digest(key), Patience(PATIENCE)) is not None
     old = one.world.get_location(key)
     one.world.close()
     until(lambda: zero.nodes == ["n0"])
-    monkeypatch.setattr(Events, "_hear", lambda *_: None)
-    monkeypatch.setattr(Events, "_lost", lambda *_: None)
-    monkeypatch.setattr(zero._parts.events._subscriber, "_listener", lambda *_: None)
-    monkeypatch.setattr(zero._parts.events._subscriber, "_lost", lambda *_: None)
+    zero.member.events.close()  # it hears nothing of the new world
     with NanoKVCache(HEAP_BYTES, page_bytes=PAGE) as world:
         again = NanoKVCluster(world, f"file://{tmp_path}/cluster", node="n1", ttl=2.0)
         until(lambda: zero.nodes == ["n0", "n1"])
         again.put(key, torch.zeros(4))
         new = world.get_location(key)
         assert (new.header_off, new.epoch, new.payload_off) == (old.header_off, old.epoch, old.payload_off)
-        assert zero._reading.get_known(zero._nodes["n1"], zero.digest(key), zero._patience()) is None
+        assert zero.member.reading.get_known(zero.member.nodes["n1"], zero.digest(key), Patience(PATIENCE)) is None
         assert torch.equal(zero.get(key), torch.zeros(4))
 
 
@@ -164,13 +159,13 @@ def test_events_of_another_incarnation_are_not_believed(make_cluster: MakeCluste
     key = key_of(zero, "n1")
     one.put(key, torch.ones(4))
     until(lambda: knows(zero, key, "n1"))
-    (card,) = zero._nodes["n1"].cards
+    (card,) = zero.member.nodes["n1"].cards
     row = np.zeros(1, LOCATION.dtype)
     row["key_hash"], row["key_check"] = zero.digest("forged")
     row["node"] = 1
-    zero._parts.events._hear(Sender(card.member, card.incarnation - 1), row.tobytes())
+    zero.member.events.hear(Sender(card.member, card.incarnation - 1), row.tobytes())
     assert knows(zero, "forged", None)
-    zero._parts.events._hear(Sender(card.member, card.incarnation), row.tobytes())
+    zero.member.events.hear(Sender(card.member, card.incarnation), row.tobytes())
     assert knows(zero, "forged", "n1")
 
 
@@ -181,16 +176,16 @@ def test_a_torn_entry_is_not_used(make_cluster: MakeCluster, field: str, monkeyp
     key = key_of(zero, "n1")
     one.put(key, torch.ones(4))
     until(lambda: knows(zero, key, "n1"))
-    zero._parts.events.close()  # who reads the headers of n1 anew would mend the entry
-    table = zero._parts.locations._table
+    zero.member.events.close()  # who reads the headers of n1 anew would mend the entry
+    table = zero.member.locations.table
     (at,) = np.flatnonzero(table["node"])
     table[field][at] += 1 << 12
 
     def refused(*_: Any) -> None:
         raise AssertionError("a transfer was begun")
 
-    monkeypatch.setattr(zero._reading._rounds, "fetch", refused)
-    assert zero._reading.get_known(zero._nodes["n1"], zero.digest(key), zero._patience()) is None
+    monkeypatch.setattr(zero.member.reading.rounds, "fetch", refused)
+    assert zero.member.reading.get_known(zero.member.nodes["n1"], zero.digest(key), Patience(PATIENCE)) is None
 
 
 def test_a_node_that_joins_reads_the_headers_of_the_others(make_cluster: MakeCluster) -> None:

@@ -211,7 +211,7 @@ def _reads(member: NanoKVCluster, key: str, nbytes: int) -> bool:
 
 def test_a_thread_that_still_reads_from_a_peer_that_was_let_go(make_cluster: MakeCluster) -> None:
     here, _ = make_cluster()
-    link, number = here._parts.link, here._nodes["n1"].world().peer
+    link, number = here.member.link, here.member.nodes["n1"].world().peer
     assert isinstance(link, NixlLink)
     peer = link.peer(number)
     link.disconnect(number)
@@ -320,7 +320,7 @@ def test_a_node_that_was_away_is_one_that_joined(make_cluster: MakeCluster, monk
     """What was put while its lease had ended lies elsewhere, and every member finds it there without any event."""
     members = make_cluster(3, locations=0)
     keys = [key for key in (f"k{i}" for i in range(200)) if members[1].home(key) == "n0"]
-    registry = members[0]._parts.membership._registry
+    registry = members[0].member.membership._registry
     held = threading.Event()
     monkeypatch.setattr(registry, "_show", lambda *_: held.wait(60))  # it beats no more, as one that is stopped
     until(lambda: members[1].nodes == members[2].nodes == ["n1", "n2"], "the end of its lease")
@@ -330,7 +330,7 @@ def test_a_node_that_was_away_is_one_that_joined(make_cluster: MakeCluster, monk
     held.set()
     until(lambda: all(len(member.nodes) == 3 for member in members), "its return")
     assert members[1].home(keys[0]) == "n0"
-    until(lambda: members[0]._parts.membership.lapses == 1, "that it notices")
+    until(lambda: members[0].member.membership.lapses == 1, "that it notices")
     for member in members:
         until(lambda member=member: member.exists_many(keys) == [True] * len(keys), member.node)  # type: ignore[misc]
         assert all(got is not None for got in member.get_many(keys))

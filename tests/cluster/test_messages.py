@@ -453,7 +453,7 @@ def test_what_is_told_to_nobody_is_dropped(asker: Asker) -> None:
     counted(asker, FULL=3)
     with pytest.raises(Unanswered):
         asker.ask(address, "b", ECHO, b"", SHORT)
-    assert not asker._all
+    assert not asker.connections
 
 
 def test_what_is_told_to_someone_who_does_not_read_is_dropped(asker: Asker) -> None:
@@ -493,13 +493,13 @@ def test_the_sockets_of_a_thread_end_with_it(server: Server, asker: Asker) -> No
         thread = threading.Thread(target=asker.ask, args=(server.address, "b", ECHO, b"", PATIENCE))
         thread.start()
         thread.join()
-    wait_until("the sockets to be closed", lambda: not asker._all)
+    wait_until("the sockets to be closed", lambda: not asker.connections)
     asker.ask(server.address, "b", ECHO, b"", PATIENCE)
     other = Server("b", 10, SECRET, Handlers())
     asker.ask(other.address, "b", ECHO, b"", PATIENCE)
-    assert len(asker._all) == 2
+    assert len(asker.connections) == 2
     asker.forget(server.address)
-    assert [each.address for each in asker._all] == [other.address]
+    assert [each.address for each in asker.connections] == [other.address]
     other.close()
     assert asker.ask(server.address, "b", ECHO, b"again", PATIENCE) == b"a/7: again"
 
@@ -530,7 +530,7 @@ def test_close_ends_calls_that_wait(server: Server, asker: Asker, handlers: Hand
     for call in (asker.ask, asker.tell):
         with pytest.raises(CacheClosed, match="this asker is closed"):
             call(server.address, "b", ECHO, b"", *([PATIENCE] if call == asker.ask else []))
-    assert not asker._all
+    assert not asker.connections
 
 
 @pytest.mark.parametrize(
@@ -550,7 +550,7 @@ def test_close_ends_calls_that_wait(server: Server, asker: Asker, handlers: Hand
 def test_a_wrong_address_is_refused(asker: Asker, address: Any) -> None:
     with pytest.raises(InvalidArgument):
         asker.ask(address, "b", ECHO, b"", SHORT)
-    assert not asker._all
+    assert not asker.connections
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,7 @@ def test_a_read_from_another_node_is_a_use(make_cluster: MakeCluster) -> None:
 @pytest.mark.usefixtures("way")
 def test_what_a_node_puts_it_finds_at_once(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it is put, and although no event comes."""
-    monkeypatch.setattr(Events, "_hear", lambda self, sender, body: None)
+    monkeypatch.setattr(Events, "hear", lambda self, sender, body: None)
     one, two = make_cluster()
     here, there = key_of(one, "n0"), [key_of(one, "n0", f"many{i}") for i in range(5)]
     one.put(here, torch.ones(3), preferred_segment=("n1", 0))
@@ -337,7 +337,7 @@ LARGE = torch.arange(100_000, dtype=torch.uint8)  # it does not travel in the qu
 def test_an_owner_that_has_forgotten_the_producer(make_cluster: MakeCluster) -> None:
     one, two = make_cluster()
     one.put("a", LARGE, preferred_segment=("n1", 0))
-    two._parts.puller.forget("n0.0", two._nodes["n0"].cards[0].incarnation)
+    two.member.puller.forget("n0.0", two.member.nodes["n0"].cards[0].incarnation)
     one.put("b", LARGE, preferred_segment=("n1", 0))
     assert torch.equal(two.get("b"), LARGE)
 
@@ -350,7 +350,7 @@ def test_an_owner_whose_read_was_late_takes_puts_again(make_cluster: MakeCluster
     one.put("a", memory[0], preferred_segment=("n1", 0))
     one.put("mine", torch.ones(3), preferred_segment=0)
     until(lambda: two.get("mine", None) is not None, "the event")
-    node = two._nodes["n0"]
+    node = two.member.nodes["n0"]
     node.lost(node.world(), "a read was late")
     for i in (1, 2, 3):
         one.put(f"a{i}", memory[i], preferred_segment=("n1", 0))
@@ -390,11 +390,14 @@ def test_what_was_kept_for_a_member_goes_with_it(make_cluster: MakeCluster) -> N
     one, two = make_cluster()
     one.put("a", LARGE, preferred_segment=("n1", 0))
     two.put("b", LARGE, preferred_segment=("n0", 0))
-    parts = one._parts
-    assert parts.puller._producers and parts.putting._told and parts.asker._all
+    member = one.member
+    assert member.puller.producers and member.putting.told and member.asker.connections
     two.close()
     until(lambda: one.nodes == ["n0"], "the end of n1")
-    until(lambda: not (parts.puller._producers or parts.putting._told or parts.asker._all), "the end of what was kept")
+    until(
+        lambda: not (member.puller.producers or member.putting.told or member.asker.connections),
+        "the end of what was kept",
+    )
 
 
 def test_more_keys_than_one_pass(make_cluster: MakeCluster) -> None:
@@ -411,7 +414,7 @@ def test_registered_tensors_are_put_without_a_copy(make_cluster: MakeCluster, mo
     one, two = make_cluster()
     rows = torch.arange(64 * 512, dtype=torch.int32).reshape(64, 512)
     one.register(rows)
-    monkeypatch.setattr(one._parts.offers, "room", None)  # would be needed for a copy
+    monkeypatch.setattr(one.member.offers, "room", None)  # would be needed for a copy
     assert not any(one.put_many([f"g{i}" for i in range(64)], rows, preferred_segment=("n1", 0)))
     assert all(torch.equal(two.get(f"g{i}"), rows[i]) for i in range(64))
     with pytest.raises(InvalidArgument):
@@ -446,14 +449,14 @@ def test_two_ranks_of_a_world(make_cluster: MakeCluster, shm_name: str, tmp_path
         ranks = list(pool.map(attach, range(2)))
     url = f"file://{tmp_path}/cluster"
     inside = [NanoKVCluster(rank, url, node="pair", ttl=2.0) for rank in ranks]
-    until(lambda: outside.nodes == ["n0", "pair"] and len(outside._nodes["pair"].cards) == 2)
+    until(lambda: outside.nodes == ["n0", "pair"] and len(outside.member.nodes["pair"].cards) == 2)
     outside.put("zero", torch.zeros(9), preferred_segment=("pair", 0))
     outside.put("one", torch.ones(9), preferred_segment=("pair", 1))
     assert ranks[0].get_location("one").owner_rank == 1 and ranks[1].get_location("zero").owner_rank == 0
     for i in range(40):
         outside.put(f"k{i}", torch.full((5,), i), preferred_segment=("pair", None))
     inside[0].close()  # the other member serves on
-    until(lambda: len(outside._nodes["pair"].cards) == 1)
+    until(lambda: len(outside.member.nodes["pair"].cards) == 1)
     keys = [key for key in (f"k{i}" for i in range(40)) if outside.home(key) == "pair"]
     assert keys and all(torch.equal(outside.get(key), torch.full((5,), int(key[1:]))) for key in keys)
     for member, rank in zip(inside, ranks, strict=True):
@@ -491,10 +494,10 @@ ADDRESSES += [{"link": "mooncake", "ports": "40000-40009"}, {"link": "mooncake",
 def test_a_member_that_listens_everywhere_says_where_it_is(make_cluster: MakeCluster) -> None:
     (one,) = make_cluster(1, bind="0.0.0.0", advertise="localhost")
     two, three = make_cluster(2)
-    card = two._nodes["n0"].cards[0]
+    card = two.member.nodes["n0"].cards[0]
     assert card.messages.startswith("tcp://localhost:") and card.events.startswith("tcp://localhost:")
     two.put("a", torch.ones(3), preferred_segment=("n0", 0))
-    until(lambda: three._parts.locations.node_of(three.digest("a")) == "n0", "the event")
+    until(lambda: three.member.locations.node_of(three.digest("a")) == "n0", "the event")
     assert torch.equal(one.world.get("a"), torch.ones(3))
 
 
@@ -509,7 +512,7 @@ def test_ports_of_a_range(make_cluster: MakeCluster) -> None:
             continue
     with taken:
         members = make_cluster(2, ports=f"{first}-{first + 19}")
-        cards = [one._nodes[other].cards[0] for one, other in zip(members, ("n1", "n0"), strict=True)]
+        cards = [one.member.nodes[other].cards[0] for one, other in zip(members, ("n1", "n0"), strict=True)]
         ports = [int(address.rpartition(":")[2]) for card in cards for address in (card.messages, card.events)]
         assert len(set(ports)) == 4 and all(first < port < first + 20 for port in ports)
         members[0].put("a", torch.ones(100_000), preferred_segment=("n1", 0))
@@ -576,7 +579,7 @@ def test_reads_and_puts_are_counted_and_looks_are_not(make_cluster: MakeCluster)
     one, two = make_cluster()
     keys = [f"c{i}" for i in range(8)]
     one.put_many(keys, torch.ones(8, 25), preferred_segment=("n1", 0))
-    until(lambda: all(one._parts.locations.node_of(one.digest(key)) for key in keys), "the events")
+    until(lambda: all(one.member.locations.node_of(one.digest(key)) for key in keys), "the events")
     assert one.prefix_length(keys) == 8 and all(one.exists_many(keys)) and one.exists(keys[0])
     names = ("remote_gets", "remote_hits", "remote_bytes_rx", "remote_puts", "remote_bytes_tx")
 

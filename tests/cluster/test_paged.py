@@ -22,7 +22,7 @@ def test_prefill_here_decode_there(make_cluster: MakeCluster) -> None:
     for layer in range(LAYERS):
         with_layers.write(range(layer, layer + 1))
     assert with_layers.commit() == [None] * 6
-    until(lambda: all(decode._parts.locations.node_of(decode.digest(key)) == "n0" for key in keys), "the events")
+    until(lambda: all(decode.member.locations.node_of(decode.digest(key)) == "n0" for key in keys), "the events")
     errors = two.get([*keys, "none"], [1, 2, 3, 4, 5, 6, 0])
     assert errors[:6] == [None] * 6 and isinstance(errors[6], KeyNotFound)
     for layer in range(LAYERS):
@@ -34,7 +34,7 @@ def test_some_layers_of_blocks_from_another_node(make_cluster: MakeCluster) -> N
     prefill, decode = make_cluster(2)
     theirs, mine = engine(), engine()
     prefill.paged_kv(theirs, kv_dim=1).put(["a", "b"], [3, 4])
-    until(lambda: all(decode._parts.locations.node_of(decode.digest(key)) for key in "ab"), "the events")
+    until(lambda: all(decode.member.locations.node_of(decode.digest(key)) for key in "ab"), "the events")
     handle = decode.paged_kv(mine, kv_dim=1).get_async(["a", "b"], [0, 1], layers=range(1, 2), held=range(LAYERS))
     assert handle.result(60) == [None, None]
     assert torch.equal(mine[1][:2], theirs[1][3:5]) and not torch.equal(mine[0][:2], theirs[0][3:5])

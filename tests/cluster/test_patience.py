@@ -93,11 +93,11 @@ def test_a_node_of_many_processes_that_hangs(
 ) -> None:
     one, _ = make_cluster(2, timeout=TIMEOUT)
     one.put("known", torch.ones(3), preferred_segment=("n1", 0))
-    node = one._nodes["n1"]
+    node = one.member.nodes["n1"]
     (card,) = node.cards
     cards = {rank: replace(card, rank=rank, incarnation=card.incarnation + rank) for rank in range(RANKS)}
-    monkeypatch.setattr(node, "_cards", cards)
-    monkeypatch.setattr(one._reading, "_rounds", Hung(one._reading._rounds, "n1"))
+    node.update(cards)
+    monkeypatch.setattr(one.member.reading, "rounds", Hung(one.member.reading.rounds, "n1"))
     begun = time.monotonic()
     with pytest.raises(PeerLost, match=r"node n1 .* 0\.3 s"):
         call(one)
@@ -115,7 +115,7 @@ def test_puts_to_many_nodes_that_hang(make_cluster: MakeCluster, monkeypatch: py
         time.sleep(timeout)
         raise Unanswered(f"{to} did not answer")
 
-    monkeypatch.setattr(one._parts.asker, "ask", hang)
+    monkeypatch.setattr(one.member.asker, "ask", hang)
     begun = time.monotonic()
     outcomes = one.put_many(keys, torch.ones(100, 3))
     assert time.monotonic() - begun < TIMEOUT + MORE + SLACK < 4 * TIMEOUT
@@ -134,8 +134,8 @@ def test_a_node_that_ends_no_read_is_asked_no_more(make_cluster: MakeCluster, mo
     for node in ("n1", "n2"):
         one.put(node, torch.ones(3), preferred_segment=(node, 0))
     is_over = False
-    rounds = Hung(one._reading._rounds, "n1", lambda: is_over)
-    monkeypatch.setattr(one._reading, "_rounds", rounds)
+    rounds = Hung(one.member.reading.rounds, "n1", lambda: is_over)
+    monkeypatch.setattr(one.member.reading, "rounds", rounds)
     for _ in range(3):
         with pytest.raises(PeerLost, match="did not answer within"):
             one.exists("n1")
@@ -143,5 +143,5 @@ def test_a_node_that_ends_no_read_is_asked_no_more(make_cluster: MakeCluster, mo
         one.exists("n1")
     assert one.exists("n2") and one.stats()["late_reads"] == 3
     is_over = True
-    monkeypatch.setattr(one._reading, "_rounds", rounds.rounds)
+    monkeypatch.setattr(one.member.reading, "rounds", rounds.rounds)
     assert one.stats()["late_reads"] == 0 and one.exists("n1")

@@ -53,7 +53,7 @@ def test_a_member_of_another_host_that_listens_at_loopback_is_told_once(
 
 
 def test_which_members_cannot_be_reached(shared_pair: list[NanoKVCluster]) -> None:
-    card = shared_pair[0]._nodes["n1"].cards[0]
+    card = shared_pair[0].member.nodes["n1"].cards[0]
     assert card.place == place.here() != "" and card.devices
     there = replace(card, place="there")
     assert why_unreachable(there, "here") and not why_unreachable(there, "there")
@@ -83,7 +83,8 @@ def test_a_clock_that_was_set_back_at_a_restart(
                 two.put(f"there {ahead}", torch.ones(3), preferred_segment=("n0", 0))
                 two.put(f"here {ahead}", torch.ones(3), preferred_segment=0)
                 hears(one, f"here {ahead}", "clock")
-                assert [tuple(each.nodes) for each in one._nodes.homes] == [("clock", "n0"), ("n0",)]  # it joined last
+                homes = [tuple(each.nodes) for each in one.member.nodes.homes]
+                assert homes == [("clock", "n0"), ("n0",)]  # it joined last
         until(lambda: one.nodes == ["n0"])
     assert one.stats()["messages_refused_old_incarnation"] == 0
 
@@ -97,7 +98,7 @@ def meet(*members: NanoKVCluster) -> None:
 
 
 def hears(member: NanoKVCluster, key: str, node: str) -> None:
-    until(lambda: member._parts.locations.node_of(member.digest(key)) == node, f"the event of {node}")
+    until(lambda: member.member.locations.node_of(member.digest(key)) == node, f"the event of {node}")
 
 
 # --- names ---
@@ -139,7 +140,7 @@ def test_what_was_refused_is_in_the_stats(make_cluster: MakeCluster) -> None:
     names |= {f"messages_dropped_{reason.name.lower()}" for reason in Dropped}
     names |= {"messages_refused", "messages_dropped", "members_refused", "late_puts", "late_put_bytes"}
     assert {name: stats[name] for name in names} == dict.fromkeys(names, 0)
-    host, port = two._parts.server.address.removeprefix("tcp://").split(":")
+    host, port = two.member.server.address.removeprefix("tcp://").split(":")
     with socket.create_connection((host, int(port))) as stranger:
         stranger.sendall((300).to_bytes(4, "little") + b"\1" + bytes(299))
         until(lambda: two.stats()["messages_refused_mac"] == 1)

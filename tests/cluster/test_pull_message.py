@@ -76,8 +76,8 @@ def test_what_is_not_within_its_bytes(source: int, nbytes: int) -> None:
 # --- a member that is asked so ---
 def ask(member: NanoKVCluster, question: Question) -> bytes:
     """Ask node n1 as a member of the cluster, which has the secret."""
-    to = member._nodes["n1"].cards[0]
-    asker = member._parts.asker
+    to = member.member.nodes["n1"].cards[0]
+    asker = member.member.asker
     return asker.ask(to.messages, to.member, Kind.PULL, question.packed(), 10.0, to_incarnation=to.incarnation)
 
 
@@ -136,11 +136,11 @@ def test_a_wrong_address_reaches_no_link(
 ) -> None:
     """Of a third node, too: its link's process would end."""
     one, two = shared_pair
-    question = asked(1, b"")._replace(ticket=4096, card=one._parts.link.card())
+    question = asked(1, b"")._replace(ticket=4096, card=one.member.link.card())
     question.pulls["source"] = 4096
     for name, value in fields.items():
         question.pulls[name] = value
-    monkeypatch.setattr(two._parts.puller, "read", lambda *_: pytest.fail("a transfer was begun"))
+    monkeypatch.setattr(two.member.puller, "read", lambda *_: pytest.fail("a transfer was begun"))
     with pytest.raises(Refused, match=why):
         ask(one, question._replace(**head))
     assert not two.world.stats()["unfinished"]
@@ -170,9 +170,9 @@ BODIES: dict[str, tuple[Kind, bytes]] = {
 def test_a_body_that_no_member_sends_is_refused(shared_pair: list[NanoKVCluster], kind: Kind, body: bytes) -> None:
     one, two = shared_pair
     failed = two.stats()["messages_dropped_failed"]
-    to = one._nodes["n1"].cards[0]
+    to = one.member.nodes["n1"].cards[0]
     with pytest.raises(Refused, match="BadMessage"):
-        one._parts.asker.ask(to.messages, to.member, kind, body, 10.0, to_incarnation=to.incarnation)
+        one.member.asker.ask(to.messages, to.member, kind, body, 10.0, to_incarnation=to.incarnation)
     assert two.stats()["messages_dropped_failed"] == failed + 1
 
 
@@ -181,7 +181,7 @@ def test_an_answer_that_is_none_is_no_answer(
     shared_pair: list[NanoKVCluster], monkeypatch: pytest.MonkeyPatch, body: bytes
 ) -> None:
     one, _ = shared_pair
-    monkeypatch.setattr(one._parts.asker, "ask", lambda *_, **__: body)
+    monkeypatch.setattr(one.member.asker, "ask", lambda *_, **__: body)
     for call in (
         lambda: one.remove("x"),
         lambda: one.remove_many(["x"]),
@@ -194,7 +194,7 @@ def test_an_answer_that_is_none_is_no_answer(
 
 def test_cards_that_contradict_themselves(shared_pair: list[NanoKVCluster]) -> None:
     one, _ = shared_pair
-    card = one._nodes["n1"].cards[0]
+    card = one.member.nodes["n1"].cards[0]
     secret = bytes(16)
     assert Card.opened(card.sealed(secret), secret) == card
     for wrong in (
@@ -220,6 +220,6 @@ def test_a_wrong_question_about_memory_of_the_producer(make_cluster: MakeCluster
     question = question._replace(ticket=4096)
     assert ask(one, question) == NEEDS_CARD  # as if its link had been lost
     with pytest.raises(Refused, match="LinkLost"):
-        ask(one, question._replace(card=one._parts.link.card()))
+        ask(one, question._replace(card=one.member.link.card()))
     after = two.world.stats()
     assert {name: dict(after)[name] for name in STATS} == {name: dict(before)[name] for name in STATS}

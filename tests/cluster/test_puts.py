@@ -75,7 +75,7 @@ def test_what_has_room_is_stored_though_others_have_none(make_cluster: MakeClust
 # --- a link that fails ---
 def let_go(member: NanoKVCluster) -> None:
     """What a read of another call does to the link when it is late."""
-    link = member._parts.link
+    link = member.member.link
     assert isinstance(link, NixlLink)
     for peer in list(link._peers):
         link.disconnect(peer)
@@ -143,22 +143,22 @@ def test_memory_is_free_again_when_the_owner_reads_no_more(
         with pytest.raises(PeerLost, match="did not answer"):
             one.put(f"x{i}", LARGE, preferred_segment=("n1", 0))
     assert one.stats()["late_puts"] == 3 and one.stats()["late_put_bytes"] == 3 * LARGE.nbytes
-    to = one._nodes["n1"].cards[0]
-    numbers = [number for kept in one._putting.kept.members.values() for number in kept]
+    to = one.member.nodes["n1"].cards[0]
+    numbers = [number for kept in one.member.putting.kept.members.values() for number in kept]
     body = numbers_message(numbers)
-    asker = one._parts.asker
+    asker = one.member.asker
     assert asker.ask(to.messages, to.member, Kind.OVER, body, 10.0, to_incarnation=to.incarnation) == bytes(3)
     go_on()
     until(lambda: one.stats()["late_puts"] == 0, "the end of the pulls")
     assert one.stats()["late_put_bytes"] == 0 and not any(two.world.exists(f"x{i}") for i in range(3))
     until(lambda: not two.world.stats()["unfinished"])
-    assert not two._parts.puller._producers["n0.0"].active
+    assert not two.member.puller.producers["n0.0"].active
 
 
 def test_a_question_that_was_given_up_is_not_taken_any_more(make_cluster: MakeCluster) -> None:
     """It came late, after the producer was told that nobody would read."""
     one, two = make_cluster()
-    to, asker = one._nodes["n1"].cards[0], one._parts.asker
+    to, asker = one.member.nodes["n1"].cards[0], one.member.asker
     pulls = np.zeros(1, PULL.dtype)
     pulls["nbytes"], pulls["what"] = describe(torch.zeros(100, dtype=torch.uint8))
     question = Question(pulls, b"", 0, 77, 1.0, bytes(100))
@@ -218,7 +218,7 @@ def test_a_link_that_cannot_be_reached_again_leaves_nothing(
     def lost(*_: Any) -> None:
         raise LinkLost("no way")
 
-    monkeypatch.setattr(two._parts.link, "read", lost)
+    monkeypatch.setattr(two.member.link, "read", lost)
     with pytest.raises(PeerLost, match="no way"):
         one.put("x", LARGE, preferred_segment=("n1", 0))
     monkeypatch.undo()

@@ -29,7 +29,7 @@ def test_an_object_elsewhere_than_at_home_is_removed_by_anybody(
 ) -> None:
     """By who has put it, by who has it, and by who has heard of it or has not."""
     if not hears:
-        monkeypatch.setattr(Events, "_hear", lambda self, sender, body: None)
+        monkeypatch.setattr(Events, "hear", lambda self, sender, body: None)
     members = make_cluster(3)
     keys = [key_of(members[0], "n0", f"{i}") for i in range(3)]
     for key in keys:
@@ -123,7 +123,7 @@ def test_a_node_that_is_known_to_have_an_object_and_is_silent_may_have_it(
 ) -> None:
     members = make_cluster(4, lost=lost)
     one = members[0]
-    homes = {f"k{i}": {each.of(one.digest(f"k{i}")) for each in one._nodes.homes} for i in range(200)}
+    homes = {f"k{i}": {each.of(one.digest(f"k{i}")) for each in one.member.nodes.homes} for i in range(200)}
     key = next(key for key, nodes in homes.items() if "n3" not in nodes)
     other = next(other for other, nodes in homes.items() if "n3" not in nodes and other != key)
     one.put(key, NEW, preferred_segment=("n3", 0))
@@ -152,10 +152,10 @@ def test_a_node_that_is_known_to_have_an_object_and_is_silent_may_have_it(
 def test_a_hint_that_is_old_leads_to_the_node_still(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The object lies there in another place: it was put anew, and the event has not come."""
     one, two, _ = make_cluster(3)
-    homes = {f"k{i}": {each.of(one.digest(f"k{i}")) for each in one._nodes.homes} for i in range(200)}
+    homes = {f"k{i}": {each.of(one.digest(f"k{i}")) for each in one.member.nodes.homes} for i in range(200)}
     key = next(key for key, nodes in homes.items() if "n1" not in nodes)
     one.put(key, OLD, preferred_segment=("n1", 0))
-    monkeypatch.setattr(Events, "_hear", lambda self, sender, body: None)
+    monkeypatch.setattr(Events, "hear", lambda self, sender, body: None)
     two.world.remove(key)
     two.world.put("between", OLD)
     two.world.put(key, NEW)

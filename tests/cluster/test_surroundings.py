@@ -73,7 +73,7 @@ def test_what_is_told_while_a_listener_runs_is_told_after_it_in_order(make_clust
         assert goes.wait(60.0)
 
     one.subscribe(listen)
-    changes = one._parts.changes
+    changes = one.member.changes
     first = threading.Thread(target=lambda: changes.missed("a"))
     first.start()
     assert inside.wait(60.0)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from nanokv.check.nodes.keys import is_canary
-from nanokv.cluster import NanoKVCluster
+from nanokv.cluster.member import Member
 from nanokv.cluster.pulling import Puller
 from nanokv.cluster.putting import Putting
 from nanokv.device.fabric.records import PULLED
@@ -18,20 +18,20 @@ _ALIKE = 3  #: digests of all keys there are, where keys are alike
 
 def _keys_alike() -> None:
     """Keys are not compared: several have one digest, and a get returns the object of another key."""
-    set_up = NanoKVCluster._setup
+    join = Member.__init__
 
-    def setup(self: Any, world: Any, *rest: Any) -> None:
-        hash_of = world.engine.hasher
+    def join_with_few(self: Member, *rest: Any) -> None:
+        join(self, *rest)
+        hash_of = self.hash_of
 
         def alike(key: Key) -> KeyDigest:
-            found: KeyDigest = hash_of(key)
+            found = hash_of(key)
             is_plain = isinstance(key, str) and not is_canary(int(key.split("-")[1]))
             return KeyDigest(found[0] % _ALIKE + 1, 1) if is_plain else found
 
-        set_up(self, world, *rest)
-        self._hash = alike
+        self.hash_of = alike
 
-    NanoKVCluster._setup = setup  # type: ignore[method-assign, assignment]
+    Member.__init__ = join_with_few  # type: ignore[method-assign, assignment]
 
 
 def _acknowledged_early() -> None:

@@ -131,7 +131,7 @@ class Commands:
 
     def unknown(self, known: list[int]) -> list[str]:
         """What this node stores beside these keys."""
-        return unknown_objects(self._cluster, {self._cluster._hash(name(key)) for key in known})
+        return unknown_objects(self._cluster, {self._cluster.digest(name(key)) for key in known})
 
     def empty(self) -> list[str]:
         """Remove everything; what is left after a while?"""

@@ -54,8 +54,8 @@ class Asker:
         self._counts = Counts(f"member {me}")
         self._wake = Wake()
         self._closed = False
-        self._all: set[Connection] = set()
-        self._mine = _Mine(self._all)
+        self.connections: set[Connection] = set()  #: all that are open
+        self._mine = _Mine(self.connections)
 
     @property
     def counts(self) -> dict[StrEnum, int]:
@@ -135,18 +135,18 @@ class Asker:
 
     def forget(self, address: str) -> None:
         """Close all sockets to an address where nobody is any more: they would try to connect for ever."""
-        for connection in list(self._all):
+        for connection in list(self.connections):
             if connection.address == address:
                 connection.end()
-                self._all.discard(connection)
+                self.connections.discard(connection)
 
     def close(self) -> None:
         """Close all sockets; calls that wait raise CacheClosed. From any thread; idempotent."""
         self._closed = True
         self._wake.ring()
-        for connection in list(self._all):
+        for connection in list(self.connections):
             connection.end()
-            self._all.discard(connection)
+            self.connections.discard(connection)
 
     def _check_open(self) -> None:
         sockets.check_process("asker", self._process)
@@ -178,7 +178,7 @@ class Asker:
                 connection = free.pop()
             else:
                 connection = Connection(address, self._wake)
-                self._all.add(connection)
+                self.connections.add(connection)
                 if self._closed:
                     connection.end()
             if connection.take():
@@ -190,7 +190,7 @@ class Asker:
             self._mine.connections.free.setdefault(connection.address, []).append(connection)
         else:
             connection.ended = True
-            self._all.discard(connection)
+            self.connections.discard(connection)
         connection.give_back()
 
     def _exchange(

@@ -1,0 +1,215 @@
+"""The parts of one member of a cluster, joined: what a `NanoKVCluster` works with, and what the project takes from it.
+
+    membership       who is in the cluster, by the registry
+    link             moves bytes between processes
+    staging, offers  registered memory: what is read from others comes there, and what others read lies there
+    nodes            the other nodes, and the way to each
+    asker, server    put questions, and answer them
+    reading, putting, puller    gets from other nodes, puts to them, and their puts to this one
+    publisher, events, changes, uses, generations                    what members tell each other
+    locations, registered, at_once, counts, figures, segments        what these use
+
+A part is taken by name (`cluster.member.link`).
+"""
+
+import secrets
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
+import torch
+
+from nanokv.cache import NanoKVCache
+from nanokv.cluster import place
+from nanokv.cluster.at_once import AtOnce
+from nanokv.cluster.card import Card, member_name
+from nanokv.cluster.changes import Changes
+from nanokv.cluster.counts import Counts
+from nanokv.cluster.departures import Departures
+from nanokv.cluster.events import Events
+from nanokv.cluster.figures import Figures
+from nanokv.cluster.generations import GenerationTeller
+from nanokv.cluster.links import open_link
+from nanokv.cluster.links.base import Link
+from nanokv.cluster.locations import Locations
+from nanokv.cluster.membership import open_membership
+from nanokv.cluster.messages.asker import Asker
+from nanokv.cluster.messages.feed import Publisher
+from nanokv.cluster.messages.ports import at_first_free
+from nanokv.cluster.messages.server import Server
+from nanokv.cluster.nodes import Nodes
+from nanokv.cluster.offering import Registered
+from nanokv.cluster.options import ClusterOptions
+from nanokv.cluster.pulling import Puller
+from nanokv.cluster.putting import Putting
+from nanokv.cluster.reading import Reading
+from nanokv.cluster.rounds import rounds_over
+from nanokv.cluster.serving import Serving
+from nanokv.cluster.staging import Staging
+from nanokv.cluster.uses import Uses
+from nanokv.device.fabric.records import LOOK_LINE
+from nanokv.heap.base import Heap
+from nanokv.types import Key, KeyDigest
+
+
+class Member:
+    """The parts of one member that has joined. On failure nothing is left open.
+
+    Args:
+        world: of this node; it stays open when the member leaves.
+        cluster: the URL of the registry.
+
+    Raises:
+        ClusterUnavailable: the registry does not answer, or another living process is this member.
+        LinkUnavailable: the link does not work here.
+    """
+
+    def __init__(self, world: NanoKVCache, cluster: str, options: ClusterOptions) -> None:
+        self._world, self._options = world, options
+        self.name = member_name(options.node, world.engine.heap.rank)
+        self.hash_of: Callable[[Key], KeyDigest] = world.engine.hasher  #: the digest of a key
+        self.ends = ExitStack()  #: closes the parts, the last one first
+        # Two parts of the end that are filled later: they come after all that is added to `ends` itself. The registry
+        # is opened first, and left before anything that other members use is closed. Memory needs the link, and is
+        # given back when that is closed and nobody can read it any more.
+        self._memory = self.ends.enter_context(ExitStack())
+        self._working = self.ends.enter_context(ExitStack())
+        try:
+            self._reach_registry(cluster)
+            self._open_link()
+            self._make_transfers()
+            self._serve_others()
+            self._follow_events()
+            self._join()
+        except BaseException:
+            self.ends.close()
+            raise
+
+    def close(self) -> None:
+        """Leave the cluster; then let nobody read, and only then give memory back. Idempotent."""
+        self.ends.close()
+
+    # --- step by step ---
+    def _reach_registry(self, cluster: str) -> None:
+        options = self._options
+        self.membership = open_membership(cluster, ttl=options.ttl, timeout=options.join_timeout)
+        self.ends.callback(self.membership.close)
+        self.incarnation = self.membership.next_incarnation()
+        self._secret = options.secret or self.membership.secret()
+
+    def _open_link(self) -> None:
+        options = self._options
+        self.link = open_link(options.link, f"{self.name}.{secrets.token_hex(4)}", **options.link_options())
+        self._working.callback(self.link.close)
+        #: keeps the memory mapped as long as other nodes may read it
+        self.segments = _readable_segments(self._world.engine.heap, self.link)
+        self.offers = Staging(self.link, shared=True)
+        self._memory.callback(self.offers.close)
+        self.staging = Staging(self.link)
+        self._memory.callback(self.staging.close)
+        self.registered = Registered(self.link)
+        self.nodes = Nodes(options.node, self.link, self._secret, self.incarnation, place.here())
+        self._working.callback(self.nodes.close)
+        self.asker = Asker(self.name, self.incarnation, self._secret)
+        self._working.callback(self.asker.close)
+
+    def _make_transfers(self) -> None:
+        link, timeout = self.link, self._options.timeout
+        self.locations, self.counts = Locations(self._options.locations), Counts()
+        self.reading = Reading(link, rounds_over(link), self.staging, self.locations, self.counts, timeout)
+        self.putting = Putting(link, self.asker, self.reading, self.offers, self.registered, self.locations, timeout)
+        self.ends.callback(self.putting.kept.close)
+
+    def _serve_others(self) -> None:
+        world, engine = self._world, self._world.engine
+        self.puller = Puller(engine.machine, engine.allocation, self.link, self.staging, engine.heap.wake)
+        self._working.callback(self.puller.close)
+        self.figures = figures = Figures(self.counts, self.staging, self.puller, self.putting, self.nodes)
+        handlers = Serving(world, self.puller, lambda: {**world.stats(), **figures.as_dict()}).handlers()
+        who = self.name, self.incarnation, self._secret
+        bind, ports = self._options.bind, self._options.port_range()
+        self.server = at_first_free(ports, lambda port: Server(*who, handlers, bind=bind, port=port))
+        self._working.callback(self.server.close)
+        self.uses = Uses(self.nodes, self.asker)
+        self._working.callback(self.uses.close)
+        self.reading.note_use, self.reading.note_uses = self.uses.note, self.uses.note_each
+
+    def _follow_events(self) -> None:
+        options = self._options
+        publish_at = partial(Publisher, self.name, self.incarnation, self._secret, options.bind)
+        self.publisher = at_first_free(options.port_range(), publish_at)
+        self._working.callback(self.publisher.close)
+        self.changes = Changes(options.node)
+        self.events = Events(
+            self._world,
+            self.nodes,
+            self.publisher,
+            self._secret,
+            self.locations,
+            self.reading,
+            self.changes,
+            follows=options.locations > 0,
+        )
+        self._working.callback(self.events.close)
+        self.figures.follow(self.asker, self.server, self.events)
+        self.at_once = AtOnce()
+        self._working.callback(self.at_once.close)
+        mine = self._world.engine.generations()
+        self.generations = GenerationTeller(mine, self.nodes, self.asker, self.at_once, options.timeout)
+        self.ends.callback(self.generations.close)
+
+    def _join(self) -> None:
+        nodes, membership = self.nodes, self.membership
+        nodes.changed = _notice(nodes, self.changes, self.events, self.putting, self.puller, self.asker)
+        membership.join(self.name, self._card().sealed(self._secret))
+        nodes.update(membership.members())
+        membership.listen(lambda members: nodes.update(members, membership.lapses))
+
+    def _card(self) -> Card:
+        """What the member tells the others of itself."""
+        heap, options = self._world.engine.heap, self._options
+        return Card(
+            options.node,
+            heap.rank,
+            self.incarnation,
+            heap.geometry,
+            tuple(heap.bases),
+            tuple(segment[:LOOK_LINE].cpu().numpy().tobytes() for segment in self.segments),
+            self._world.options.checksum,
+            self.link.name,
+            self.link.card(),
+            options.advertised(self.server.address),
+            options.advertised(self.publisher.address),
+            options.about,
+            place.here(),
+            options.device_names(),
+        )
+
+
+def _notice(
+    nodes: Nodes, changes: Changes, events: Events, putting: Putting, puller: Puller, asker: Asker
+) -> Callable[[], None]:
+    """What is done whenever the members may be others."""
+
+    def gone(card: Card) -> None:
+        putting.forget(card.incarnation)
+        puller.left(card.member, card.incarnation)
+        asker.forget(card.messages)
+
+    departures = Departures(nodes, gone)
+
+    def changed() -> None:
+        changes.nodes(nodes.names)
+        events.follow()
+        departures.look()
+
+    return changed
+
+
+def _readable_segments(heap: Heap, link: Link) -> list[torch.Tensor]:
+    """The segments of a world, which other nodes may read from now on."""
+    segments = [heap.segment(rank) for rank in range(heap.world_size)]
+    for segment in segments:
+        device = segment.device.index if segment.device.type != "cpu" else None
+        link.register(segment.data_ptr(), segment.nbytes, device)
+    return segments
