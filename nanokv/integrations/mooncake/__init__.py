@@ -3,31 +3,39 @@
 `nanokv mooncake-shim DIR` makes a folder for the path in which `import mooncake.store` finds this package. What differs
 from the real one, and what is refused, is in docs/mooncake.md.
 
-    config, descriptors, codes, memory, mooncake_config   what is handed in and out
-    stored, place, objects, small_reads, listing, leases  how values lie in a NanoKV world, and who is in it
-    local_buffer, buffer_lease, buffer_pool               memory that is leased for calls that take addresses
-    values, single, batches, sessions, removal,
-    replicas, client                                      the calls, each file a kind of them
-    tensor_*, parallelism*, safetensor, tensors           calls about tensors: whole, in shards, and in files
-    store, async_store                                    all calls together
-    shim                                                  makes the folder
+    store               `MooncakeDistributedStore`: all calls, over
+    client              one client: how it joins and leaves, what it stores and reads, and
+    tensors             its tensors: whole, in shards, in layouts, in files
+    arguments           checks what calls are given
+    objects             values under keys, in the segments of a world
+    place               the world of a store, and who is in it
+    sessions            values that are written or read in several calls
+    replicas            where replicas lie, and tasks that copy or move them
+    tensor_bytes        a tensor as the bytes of a value
+    parallelism         how a tensor is laid out over ranks, and the keys of its shards
+    memory              memory of a caller
+    local_buffer, buffer_pool       memory that is leased for calls that take addresses
+    codes, config, mooncake_config  answers, how an object is stored, how a client is set up
+    async_store         all calls as coroutines
+    shim                makes the folder
 """
 
-from nanokv.integrations.mooncake.buffer_lease import BufferLease, BufferLeaseView
-from nanokv.integrations.mooncake.buffer_pool import BufferPool, RegisteredBufferPool
+from nanokv.integrations.mooncake.buffer_pool import BufferLease, BufferLeaseView, BufferPool, RegisteredBufferPool
 from nanokv.integrations.mooncake.config import ObjectDataType, ReplicateConfig, SoftPinAction
-from nanokv.integrations.mooncake.descriptors import (
+from nanokv.integrations.mooncake.memory import BufferHandle
+from nanokv.integrations.mooncake.parallelism import ParallelAxis, ReadTarget, TensorParallelism
+from nanokv.integrations.mooncake.replicas import (
     Descriptor,
     DiskDescriptor,
     MemoryDescriptor,
+    QueryTaskResponse,
     ReplicaDescriptor,
     ReplicaStatus,
+    TaskStatus,
+    TaskType,
 )
-from nanokv.integrations.mooncake.memory import BufferHandle
-from nanokv.integrations.mooncake.parallelism import ParallelAxis, ReadTarget, TensorParallelism
-from nanokv.integrations.mooncake.replicas import QueryTaskResponse, TaskStatus, TaskType
 from nanokv.integrations.mooncake.store import MooncakeDistributedStore
-from nanokv.integrations.mooncake.tensors import _deserialize_tensor, _serialize_tensor, _tensor_metadata_size
+from nanokv.integrations.mooncake.tensor_bytes import _deserialize_tensor, _serialize_tensor, _tensor_metadata_size
 
 RegisteredBufferLease, RegisteredBufferLeaseView = BufferLease, BufferLeaseView
 

@@ -136,10 +136,3 @@ class ReplicateConfig:
 
 def _listed(names: list[str]) -> str:
     return f"[{', '.join(names)}]"
-
-
-def checked(config: object) -> ReplicateConfig:
-    """A config that a call was given. Raises TypeError for anything else."""
-    if isinstance(config, ReplicateConfig):
-        return config
-    raise TypeError(f"incompatible function arguments: config must be a ReplicateConfig, not {config!r}")

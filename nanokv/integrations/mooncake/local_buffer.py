@@ -48,7 +48,7 @@ class LocalBuffer:
     def __init__(self, nbytes: int, registered: Registered) -> None:
         self.nbytes = nbytes
         self._registered = registered
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()  #: of the pieces; giving back does without
         self._memory: Bytes | None = None
         self._closed = False
         self._room = _rounded(nbytes)
@@ -59,7 +59,7 @@ class LocalBuffer:
     def piece(self, nbytes: int) -> Bytes | None:
         """Some bytes, the first that are free; None if so many do not lie together."""
         taken = _rounded(nbytes)
-        with self._lock:
+        with self.lock:
             while self._back:
                 self._join(*self._back.popleft())
             at = next((at for at, (start, end) in enumerate(self._free) if end - start >= taken), None)
@@ -96,7 +96,7 @@ class LocalBuffer:
     def close(self) -> None:
         """The client ends. Memory that is out stays until it is given back."""
         self.unregister_dropped()
-        with self._lock:
+        with self.lock:
             self._closed = True
             if self._memory is not None:
                 self._registered.drop(address(self._memory))

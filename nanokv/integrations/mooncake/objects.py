@@ -1,21 +1,29 @@
-"""The objects of a store: bytes under keys, in the segments of its clients. Answers with Mooncake's codes.
+"""The objects of a store: values under keys, in the segments of its clients. Answers with Mooncake's codes.
+
+An object is a value, its key behind it, and eight bytes that tell the length of the key. NanoKV itself keeps digests of
+keys, but a store lists its keys and removes by regular expression. A reader knows the key, and so from the length of
+the object how long the value is.
 
 A write allocates in the segment that its key chooses among those of the clients (or a preferred one), fills the pages
 and makes the object visible with one atomic word (`device/protocol/put.py`), so no reader sees half of one. A read
 finds the object, copies it, and validates afterwards that it was the same object all the time
 (`device/protocol/get.py`); else it begins again. So it needs no lease. The lease that Mooncake's interface promises is
-the time of the last read, which each read leaves in the object's header: a removal that is not forced is refused until
-the lease is over.
+the time of the last read, which each read leaves in the object's header: a removal that is not forced is refused for
+some time after it, because programs count on that.
 """
 
 import ctypes
 import logging
+import os
 import secrets
+import struct
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from copy import copy
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,16 +31,13 @@ from nanokv.cache import NanoKVCache
 from nanokv.device.machines.records import NO_TERMS, Found, Place, Terms, What
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.clock import now_ns
-from nanokv.device.segment.layout import HIGH, KEPT, unpack
+from nanokv.device.segment.layout import ACCESS_TIME, HIGH, KEPT, READY, STATE_MASK, unpack
 from nanokv.errors import PeerLost
+from nanokv.host_poller.index import key_of
 from nanokv.integrations.mooncake.codes import Code
 from nanokv.integrations.mooncake.config import ReplicateConfig, SoftPinAction
-from nanokv.integrations.mooncake.leases import Leases
-from nanokv.integrations.mooncake.listing import keys_of
 from nanokv.integrations.mooncake.memory import Part, address_of, part_of, take
 from nanokv.integrations.mooncake.place import Segments
-from nanokv.integrations.mooncake.small_reads import SMALL, SmallReads
-from nanokv.integrations.mooncake.stored import tail_bytes, tail_of
 from nanokv.keys import Hasher
 from nanokv.seldom import Seldom
 from nanokv.terms import Hold, terms_of
@@ -43,6 +48,10 @@ from nanokv.types import KeyDigest
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
+LEASE_VARIABLE = "NANOKV_MOONCAKE_LEASE_MS"
+_DEFAULT_LEASE, _NS_PER_MS = 10_000, 1_000_000  #: milliseconds, as the real master's
+_SMALL = 64 << 10  #: bytes of an object that is written, or read, in one native call
+_SLICE = 16 << 10  #: header slots that are looked at together
 _OTHERS_SECONDS, _REST = 1.0, 0.0002  #: for values that others are writing, in one upsert; and between two looks
 _NAMESPACE = "\0mooncake reserving"  #: of keys that only hold room for a moment: no tenant can have a NUL
 
@@ -66,6 +75,40 @@ def code_of(status: int) -> int:
     return Code.OK if not status else _OF_STATUS.get(Status(status), Code.INTERNAL_ERROR)
 
 
+# --- how an object lies in a segment ---
+_TAIL = struct.Struct("<II")
+_MAGIC = 0x4B4D4B4E  # "NKMK"
+
+
+def tail_of(key: bytes) -> bytes:
+    """What lies behind the value of a key's object."""
+    return key + _TAIL.pack(len(key), _MAGIC)
+
+
+def tail_bytes(key: bytes) -> int:
+    """The length of `tail_of(key)`."""
+    return len(key) + _TAIL.size
+
+
+def _key_length(ending: bytes, nbytes: int) -> int | None:
+    """The length of an object's key, which ends where its last bytes begin; None: it is no object of a store.
+
+    Args:
+        ending: those last bytes.
+        nbytes: of the whole object.
+    """
+    length, magic = _TAIL.unpack(ending)
+    return length if magic == _MAGIC and length <= nbytes - _TAIL.size else None
+
+
+class _Room:
+    """Memory of one thread, for one small object."""
+
+    def __init__(self) -> None:
+        self._memory = ctypes.create_string_buffer(_SMALL)
+        self.address = ctypes.addressof(self._memory)
+
+
 class Objects:
     """The objects of a store, as one of its clients reaches them. `key`: the bytes of a key, not empty."""
 
@@ -74,7 +117,8 @@ class Objects:
         engine = world.engine
         self._machine, self._allocation, self._single = engine.machine, engine.allocation, engine.single
         self._bases = engine.heap.bases
-        self._leases, self.small = Leases(self._machine), SmallReads(engine.calls)
+        self._take_object, self._rooms = engine.calls.take, threading.local()
+        self._lease_ns = int(os.environ.get(LEASE_VARIABLE) or _DEFAULT_LEASE) * _NS_PER_MS
         self.digest: Callable[[bytes], KeyDigest] = world.engine.hasher
         self.most = world.engine.geometry.max_object_bytes
         self._reserving = Hasher(_NAMESPACE)
@@ -107,9 +151,26 @@ class Objects:
 
         return self.read(key, copy)
 
-    def nbytes(self, key: bytes) -> int:
-        """Bytes of a value, or a code. It counts as a read."""
-        return self.read(key, lambda _, nbytes: nbytes)
+    def read_small(self, key: str) -> bytes | None:
+        """A copy of a small value; None: it is none, and `read` answers why."""
+        address, nbytes = self._take_small(key)
+        return ctypes.string_at(address, nbytes) if nbytes >= 0 else None
+
+    def read_small_into(self, key: str, address: int, room: int) -> int:
+        """Copy a small value to an address: its bytes; below 0: nothing was copied, and `read_into` answers why."""
+        taken, nbytes = self._take_small(key)
+        if not 0 <= nbytes <= room:
+            return -1
+        ctypes.memmove(address, taken, nbytes)
+        return nbytes
+
+    def _take_small(self, key: str) -> tuple[int, int]:
+        """Copy an object to memory of this thread: where it lies, and the bytes of the value; below 0: none."""
+        room = getattr(self._rooms, "room", None)
+        if room is None:
+            room = self._rooms.room = _Room()
+        name = len(key) if key.isascii() else len(key.encode("utf-8", "surrogatepass"))
+        return room.address, self._take_object(key, room.address, _SMALL) - name - _TAIL.size
 
     def exists(self, key: bytes) -> bool:
         """Whether a value can be read. It counts as a read."""
@@ -166,7 +227,7 @@ class Objects:
                 code = self.write(key, parts, _with_pins(config, priority))
             else:
                 if priority != KEPT.value:  # of a value that this upsert has removed, before another one took its place
-                    priority = unpack("ACCESS", "priority", self._leases.access(found.place))
+                    priority = self.priority(found.place)
                 code = self._exchange(key, found, parts, config, priority)
             if code not in (Code.OBJECT_ALREADY_EXISTS, Code.REPLICA_IS_NOT_READY):
                 return code
@@ -184,9 +245,9 @@ class Objects:
         in_place = found.place.owner in names and pages_of(nbytes) <= pages_of(found.place.nbytes)
         if not in_place and not self._has_room(digest, nbytes, config) and (priority or not names):
             return Code.NO_AVAILABLE_HANDLE
-        leased = found.place.nbytes == nbytes and self._leases.holds(digest, found)
+        leased = found.place.nbytes == nbytes and self._is_leased(digest, found)
         kept = self.read(key, take) if priority or not in_place else Code.OBJECT_NOT_FOUND
-        status = self._remove_exactly(digest, found.place)
+        status = self.remove_exactly(digest, found.place)
         if status:
             return Code.OBJECT_ALREADY_EXISTS if status == Status.MISS else code_of(status)
         code = self.write(key, parts, _with_pins(config, priority))
@@ -196,7 +257,7 @@ class Objects:
             self.exists(key)  # as in the real one, where a value of the same size is written in place
         return code
 
-    def _remove_exactly(self, digest: KeyDigest, place: Place) -> int:
+    def remove_exactly(self, digest: KeyDigest, place: Place) -> int:
         """Remove the object at a place, and its copies: OK, PINNED, or MISS if another one has taken its place.
 
         A removal by key would also remove what another process has just stored, whose pin nobody would know of.
@@ -206,8 +267,8 @@ class Objects:
             return Status.MISS
         status = self._allocation.remove_slot(*place[:3])
         if not status:  # then the others are copies of it: no other object has had the key when they were seen
-            for copy in lives - {place[:3]}:
-                self._allocation.remove_slot(*copy)
+            for other in lives - {place[:3]}:
+                self._allocation.remove_slot(*other)
         return status
 
     def _has_room(self, digest: KeyDigest, nbytes: int, config: ReplicateConfig | None) -> bool:
@@ -228,7 +289,7 @@ class Objects:
 
     def _write_to(self, owner: int, digest: KeyDigest, key: bytes, parts: Sequence[Part], terms: Terms) -> int:
         tail, nbytes = tail_of(key), _bytes_of(parts)
-        if nbytes + len(tail) <= SMALL and terms is NO_TERMS:
+        if nbytes + len(tail) <= _SMALL and terms is NO_TERMS:
             joined = b"".join([*[ctypes.string_at(*part) for part in parts], tail])
             return self._allocation.put(digest, address_of(joined), _raw(len(joined)), owner)
 
@@ -298,7 +359,7 @@ class Objects:
         found = self._allocation.locate(digest)
         if found.status:
             return code_of(found.status)
-        if not force and self._leases.holds(digest, found):
+        if not force and self._is_leased(digest, found):
             return Code.OBJECT_HAS_LEASE
         return code_of(self._allocation.remove(digest))
 
@@ -313,14 +374,53 @@ class Objects:
         """Whether a read protects an object at this moment."""
         digest = self.digest(key)
         found = self._allocation.locate(digest)
-        return not found.status and self._leases.holds(digest, found)
+        return not found.status and self._is_leased(digest, found)
 
+    def _is_leased(self, digest: KeyDigest, found: Found) -> bool:
+        """Whether a read of the object that was found, or of a copy of it, protects it at this moment."""
+        now = now_ns()
+        return self._is_in_use(found.place, now) or any(
+            self._is_in_use(place, now) for place in self._machine.find_copies(digest)
+        )
+
+    def _is_in_use(self, place: Place, now: int) -> bool:
+        access = self._access(place)
+        return bool(unpack("ACCESS", "use", access)) and (access & ACCESS_TIME.value) + self._lease_ns > now
+
+    def priority(self, place: Place) -> int:
+        """The priority that an object has by its pin."""
+        return int(unpack("ACCESS", "priority", self._access(place)))
+
+    def _access(self, place: Place) -> int:
+        return int(self._machine.headers(place.owner, place.slot, 1)["last_access"][0])
+
+    # --- listing ---
     def keys(self) -> Iterator[bytes]:
-        """The keys of all objects that can be read, in no order."""
-        return keys_of(self.world)
+        """The keys of all values that can be read, in no order."""
+        seen: set[bytes] = set()
+        for owner in range(self.world.world_size):
+            for first in range(0, self.world.engine.geometry.hdr_count, _SLICE):
+                headers = self._machine.headers(owner, first, _SLICE)
+                for at in ((headers["state"] & STATE_MASK.value) == READY.value).nonzero()[0].tolist():
+                    key = self._key_of(owner, headers[at])
+                    if key is not None and key not in seen:
+                        seen.add(key)
+                        yield key
+
+    def _key_of(self, owner: int, header: Any) -> bytes | None:
+        """The key of a READY object of this tenant; None if it is another's, or gone."""
+        nbytes, base = int(header["bytes_total"]), int(header["payload_base"])
+        if nbytes < _TAIL.size or base + nbytes > self.world.engine.geometry.segment_bytes:
+            return None
+        end = self._bases[owner] + base + nbytes - _TAIL.size
+        length = _key_length(ctypes.string_at(end, _TAIL.size), nbytes)
+        if not length:
+            return None
+        key = ctypes.string_at(end - length, length)
+        return key if tuple(self.world.digest(key)) == tuple(key_of(header)) else None  # else it was replaced just now
 
 
-@lru_cache(SMALL)
+@lru_cache(_SMALL)
 def _raw(nbytes: int) -> What:
     """So many bytes that are nothing but bytes. Made once: it is a record in memory."""
     return What.of(nbytes, RAW)
@@ -341,9 +441,7 @@ def _with_pins(config: ReplicateConfig | None, priority: int) -> ReplicateConfig
     soft = priority == HIGH.value and (config is None or config.soft_pin_action == SoftPinAction.PRESERVE)
     if not hard and not soft:
         return config
-    pinned = ReplicateConfig()
-    for name in ReplicateConfig.__slots__ if config is not None else ():
-        setattr(pinned, name, getattr(config, name))
+    pinned = ReplicateConfig() if config is None else copy(config)
     if hard:
         pinned.with_hard_pin = True
     else:

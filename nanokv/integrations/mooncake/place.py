@@ -42,7 +42,7 @@ _FRESH = 0.05  #: seconds for which the list of segments is believed
 _NAMESPACE = "\0mooncake segments"  #: of the names of segments: no tenant can have a NUL
 
 
-class Asked(NamedTuple):
+class Setup(NamedTuple):
     """What a client asks for."""
 
     hostname: str
@@ -133,17 +133,17 @@ def check_memory(world: NanoKVCache, segments: Segments) -> None:
         )
 
 
-def join(asked: Asked) -> NanoKVCache:
+def join(setup: Setup) -> NanoKVCache:
     """Join the world of a store, or make it.
 
     Raises:
         InvalidArgument: a variable of the environment is wrong.
         HeapUnavailable: no rank is free, or there is no shared memory.
     """
-    name, error = world_name(asked.master), HeapUnavailable("not tried")
+    name, error = world_name(setup.master), HeapUnavailable("not tried")
     for _ in range(_TRIES):
         try:
-            return _attach(name, asked)
+            return _attach(name, setup)
         except RankTaken:
             raise
         except HeapUnavailable as refused:  # another client has just made the world, with other sizes
@@ -151,19 +151,19 @@ def join(asked: Asked) -> NanoKVCache:
     raise error
 
 
-def _attach(name: str, asked: Asked) -> NanoKVCache:
-    shape = _existing(name) or _planned(asked.segment)
-    if asked.segment and asked.segment != shape["heap_bytes"]:
+def _attach(name: str, setup: Setup) -> NanoKVCache:
+    shape = _existing(name) or _planned(setup.segment)
+    if setup.segment and setup.segment != shape["heap_bytes"]:
         logger.warning(
             "NanoKV: a segment of %d bytes was asked for, those of this store have %d: the first client decides, "
             "or the variable %s",
-            asked.segment,
+            setup.segment,
             shape["heap_bytes"],
             SEGMENT_VARIABLE,
         )
     common = shape | {
         "name": name,
-        "namespace": "" if asked.tenant == "default" else asked.tenant,
+        "namespace": "" if setup.tenant == "default" else setup.tenant,
         "elastic": True,
         "on_stale": "replace",
         "heap_options": {"lazy": True},

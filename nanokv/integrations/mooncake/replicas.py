@@ -1,6 +1,6 @@
-"""Replicas: where they lie, and tasks that copy or move them.
+"""Replicas: what a store tells of where they lie, and tasks that copy or move them.
 
-A task is done when the call that creates it returns. `query_task` tells its end, in the client that created it.
+A task is done when the call that creates it returns. Its end is told afterwards, by the client that created it.
 """
 
 import random
@@ -9,15 +9,100 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from nanokv.integrations.mooncake.codes import Code, name_of
-from nanokv.integrations.mooncake.descriptors import Descriptor, MemoryDescriptor, ReplicaDescriptor
-from nanokv.integrations.mooncake.objects import Objects
-from nanokv.integrations.mooncake.removal import Removal
-from nanokv.integrations.mooncake.stored import tail_bytes
-from nanokv.integrations.mooncake.values import key_bytes, listed
+from nanokv.integrations.mooncake.objects import Objects, tail_bytes
 
-_NO_TASK = (0, 0)
+Task = tuple[int, int]
+NO_TASK: Task = (0, 0)
 
 
+class ReplicaStatus(IntEnum):
+    """How far a replica is. What NanoKV tells of is COMPLETE."""
+
+    UNDEFINED = 0
+    INITIALIZED = 1
+    PROCESSING = 2
+    COMPLETE = 3
+    REMOVED = 4
+    FAILED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """The memory of a replica.
+
+    Attributes:
+        size: bytes of the value.
+        buffer_address: where it lies, as this process sees it.
+        transport_endpoint: the name of the segment.
+    """
+
+    size: int
+    buffer_address: int
+    transport_endpoint: str
+
+    def __repr__(self) -> str:
+        return (
+            f"<Descriptor size={self.size} buffer_address={self.buffer_address} "
+            f"transport_endpoint={self.transport_endpoint}>"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryDescriptor:
+    """A replica in memory."""
+
+    buffer_descriptor: Descriptor
+
+
+@dataclass(frozen=True, slots=True)
+class DiskDescriptor:
+    """A replica in a file. NanoKV has none."""
+
+    file_path: str = ""
+    object_size: int = 0
+
+
+class ReplicaDescriptor:
+    """A replica of an object, in the memory of a segment."""
+
+    __slots__ = ("_memory", "status")
+
+    def __init__(self, memory: MemoryDescriptor) -> None:
+        self._memory = memory
+        self.status = ReplicaStatus.COMPLETE
+
+    def is_memory_replica(self) -> bool:
+        """True: all replicas lie in memory."""
+        return True
+
+    def is_disk_replica(self) -> bool:
+        """False: none lies in a file."""
+        return False
+
+    def is_local_disk_replica(self) -> bool:
+        """False: none lies in a file of its client."""
+        return False
+
+    def get_memory_descriptor(self) -> MemoryDescriptor:
+        """The memory in which it lies."""
+        return self._memory
+
+    def get_disk_descriptor(self) -> DiskDescriptor:
+        """Raise RuntimeError: it lies in memory."""
+        raise RuntimeError("Expected DiskDescriptor")
+
+
+def replicas_of(objects: Objects, key: bytes) -> list[ReplicaDescriptor]:
+    """The replicas of a value; none if there is no value. It counts as a read."""
+    segments = objects.segments.names()
+    found = []
+    for place in objects.places(key):
+        nbytes, segment = place.nbytes - tail_bytes(key), segments.get(place.owner, "a client that left")
+        found.append(ReplicaDescriptor(MemoryDescriptor(Descriptor(nbytes, objects.address(place), segment))))
+    return found
+
+
+# --- tasks ---
 class TaskType(IntEnum):
     """What a task does."""
 
@@ -44,81 +129,45 @@ class QueryTaskResponse:
     message: str = ""
 
 
-class Replicas(Removal):
-    """Where replicas lie, and tasks."""
+class Tasks:
+    """The tasks of a client."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._task_lock = threading.Lock()
-        self._tasks: dict[tuple[int, int], QueryTaskResponse] = {}
+        self._lock = threading.Lock()
+        self._ended: dict[Task, QueryTaskResponse] = {}
 
-    def get_replica_desc(self, key: str) -> list[ReplicaDescriptor]:
-        """The replicas of a value; none if there is no value. It counts as a read."""
-        name, objects = key_bytes(key), self._objects
-        if objects is None or not name:
-            return []
-        names = objects.segments.names()
-        return [
-            ReplicaDescriptor(
-                MemoryDescriptor(
-                    Descriptor(
-                        place.nbytes - tail_bytes(name),
-                        objects.address(place),
-                        names.get(place.owner, "a client that left"),
-                    )
-                )
-            )
-            for place in objects.places(name)
-        ]
-
-    def batch_get_replica_desc(self, keys: list[str]) -> dict[str, list[ReplicaDescriptor]]:
-        """`get_replica_desc` for each key that has a value."""
-        found = {key: self.get_replica_desc(key) for key in listed("keys", keys)}
-        return {key: replicas for key, replicas in found.items() if replicas}
-
-    def create_copy_task(self, key: str, targets: list[str]) -> tuple[tuple[int, int], int]:
-        """Copy a value into the segments of other clients: the task, and 0 or a code."""
-        name, targets, objects = key_bytes(key), listed("targets", targets), self._objects
-        if objects is None:
-            return _NO_TASK, Code.INVALID_PARAMS
-        if not name or not objects.exists(name):
-            return _NO_TASK, Code.OBJECT_NOT_FOUND
+    def copy(self, objects: Objects, key: bytes, targets: list[str]) -> tuple[Task, int]:
+        """Copy a value into segments, which are named: the task, and 0 or a code."""
+        if not key or not objects.exists(key):
+            return NO_TASK, Code.OBJECT_NOT_FOUND
         ranks = [objects.segments.rank_of(target) for target in targets]
         known = [rank for rank in ranks if rank is not None]
         if not targets or len(known) != len(targets):
-            return _NO_TASK, Code.INVALID_PARAMS
-        codes = [objects.copy_to(name, rank) for rank in known]
-        return self._done(TaskType.REPLICA_COPY, max(codes, key=abs))
+            return NO_TASK, Code.INVALID_PARAMS
+        codes = [objects.copy_to(key, rank) for rank in known]
+        return self._note(TaskType.REPLICA_COPY, max(codes, key=abs))
 
-    def create_move_task(self, key: str, source: str, target: str) -> tuple[tuple[int, int], int]:
-        """Move a replica from the segment of one client to that of another: the task, and 0 or a code."""
-        name, objects = key_bytes(key), self._objects
-        if objects is None:
-            return _NO_TASK, Code.INVALID_PARAMS
-        if not name or not objects.exists(name):
-            return _NO_TASK, Code.OBJECT_NOT_FOUND
+    def move(self, objects: Objects, key: bytes, source: str, target: str) -> tuple[Task, int]:
+        """Move a replica from one segment to another: the task, and 0 or a code."""
+        if not key or not objects.exists(key):
+            return NO_TASK, Code.OBJECT_NOT_FOUND
         before, after = objects.segments.rank_of(source), objects.segments.rank_of(target)
         if before is None or after is None or before == after:
-            return _NO_TASK, Code.INVALID_PARAMS
-        return self._done(TaskType.REPLICA_MOVE, self._move(objects, name, before, after))
+            return NO_TASK, Code.INVALID_PARAMS
+        if any(place.owner == before for place in objects.places(key)):
+            code = objects.copy_to(key, after) or objects.remove_at(key, before)
+        else:
+            code = Code.REPLICA_NOT_FOUND
+        return self._note(TaskType.REPLICA_MOVE, code)
 
-    def _move(self, objects: Objects, key: bytes, source: int, target: int) -> int:
-        if all(place.owner != source for place in objects.places(key)):
-            return Code.REPLICA_NOT_FOUND
-        return objects.copy_to(key, target) or objects.remove_at(key, source)
-
-    def _done(self, what: TaskType, code: int) -> tuple[tuple[int, int], int]:
+    def _note(self, what: TaskType, code: int) -> tuple[Task, int]:
         task = (random.getrandbits(64), random.getrandbits(64))
         ended = TaskStatus.FAILED if code else TaskStatus.SUCCESS
-        with self._task_lock:
-            self._tasks[task] = QueryTaskResponse(task, what, ended, name_of(code))
+        with self._lock:
+            self._ended[task] = QueryTaskResponse(task, what, ended, name_of(code))
         return task, Code.OK
 
-    def query_task(self, task_id: tuple[int, int]) -> tuple[QueryTaskResponse | None, int]:
-        """How a task that this client created has ended, and 0; or None and a code."""
-        if not isinstance(task_id, tuple | list) or len(task_id) != 2:
-            raise TypeError(f"incompatible function arguments: a task is a pair of integers, not {task_id!r}")
-        high, low = task_id
-        with self._task_lock:
-            known = self._tasks.get((high, low))
-        return (known, Code.OK) if known else (None, Code.TASK_NOT_FOUND)
+    def query(self, task: Task) -> QueryTaskResponse | None:
+        """How a task has ended; None for one that is not of this client."""
+        with self._lock:
+            return self._ended.get(task)

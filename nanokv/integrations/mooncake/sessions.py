@@ -1,4 +1,4 @@
-"""Values that are written, or read, in several calls: from a start to an end. Until its end nobody sees a new value.
+"""Values that are written, or read, in several calls, from a start to an end. Nobody sees a new value before that.
 
 A session that writes is an open plan of the world: an unfinished object, which the sweeper frees if its process dies or
 takes longer than `write_timeout`. One that reads is a pin: the object stays in place until the end.
@@ -11,83 +11,49 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from nanokv.errors import DuplicateKey, NanoKVError, OutOfMemory, PeerLost
-from nanokv.integrations.mooncake.batches import Batches, pieces_of
 from nanokv.integrations.mooncake.codes import Code
 from nanokv.integrations.mooncake.config import ReplicateConfig
 from nanokv.integrations.mooncake.memory import Part, part_of
-from nanokv.integrations.mooncake.objects import Objects, hold_of
-from nanokv.integrations.mooncake.stored import tail_bytes, tail_of
-from nanokv.integrations.mooncake.values import PLAIN, config_code, key_bytes, listed, number
+from nanokv.integrations.mooncake.objects import Objects, hold_of, tail_bytes, tail_of
 from nanokv.pinned import Pinned
-from nanokv.types import ObjMeta
 
 
-class _Piece(NamedTuple):
-    ptr: int
-    nbytes: int
-    offset: int  #: in the value
-
-
-class _Open(NamedTuple):
-    """A session: where the value lies, and how long it is; of one that writes also how it is stored, and where."""
+class _Write(NamedTuple):
+    """A value that is begun: where it lies, how long it is, and how it is stored."""
 
     address: int
     nbytes: int
-    pinned: Pinned | None = None
-    config: ReplicateConfig = PLAIN
-    owner: int = -1
+    config: ReplicateConfig
+    owner: int
 
 
-_OVERTAKEN = _Open(0, 0)
+class _Read(NamedTuple):
+    """A value that is held: where it lies, and how long it is."""
+
+    address: int
+    nbytes: int
+    pinned: Pinned
 
 
-class Sessions(Batches):
-    """Sessions of this client, by key."""
+class Sessions:
+    """The sessions of a client, by key. Every call answers with a code, or with bytes."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._session_lock = threading.Lock()
-        self._writing: dict[bytes, _Open] = {}
-        self._reading_now: dict[bytes, _Open] = {}
-
-    def _store(self, key: object, parts: Sequence[Part], config: ReplicateConfig, *, replace: bool) -> int:
-        """As `Values._store`. An upsert takes the place of a value that this client has begun."""
-        if replace and self._writing:
-            self._overtake(key_bytes(key))
-        return super()._store(key, parts, config, replace=replace)
-
-    def _overtake(self, key: bytes) -> None:
-        """Give up what a session has begun. The session stays, and its end tells whether the key has a value."""
-        with self._session_lock:
-            known = self._writing.get(key)
-            if known is None or not known.nbytes:
-                return
-            self._writing[key] = _OVERTAKEN
-        if self._objects is not None:
-            with suppress(NanoKVError):  # it took too long, and was given up
-                self._objects.world.abort(key)
+        self._lock = threading.Lock()
+        self._writes: dict[bytes, _Write | None] = {}  #: None: an upsert of this client has taken its place
+        self._reads: dict[bytes, _Read] = {}
 
     # --- writing ---
-    def batch_put_session_start(self, keys: list[str], sizes: list[int], config: ReplicateConfig = PLAIN) -> list[int]:
-        """Begin a value of so many bytes for each key: 0, or a code; -705 if the key exists."""
-        keys, sizes = listed("keys", keys), listed("sizes", sizes)
-        code = config_code(config, len(keys))
-        if self._objects is None:
-            return []
-        if len(keys) != len(sizes) or code:
-            return [code or Code.INVALID_PARAMS] * len(keys)
-        with self._session_lock:
-            known = set(self._writing)
-        names = [key_bytes(key) for key in keys]
+    def begin(self, objects: Objects, keys: list[bytes], sizes: list[int], config: ReplicateConfig) -> list[int]:
+        """Begin a value of so many bytes for each key that has no session."""
+        with self._lock:
+            known = set(self._writes)
         return [
-            Code.INVALID_PARAMS if name in known else self._begin(name, number("size", size), config)
-            for name, size in zip(names, sizes, strict=True)
+            Code.INVALID_PARAMS if key in known or not key or not nbytes else self._begin(objects, key, nbytes, config)
+            for key, nbytes in zip(keys, sizes, strict=True)
         ]
 
-    def _begin(self, key: bytes, nbytes: int, config: ReplicateConfig) -> int:
-        objects = self._objects
-        if not key or not nbytes or objects is None:
-            return Code.INVALID_PARAMS
+    def _begin(self, objects: Objects, key: bytes, nbytes: int, config: ReplicateConfig) -> int:
         world, tail, hold = objects.world, tail_of(key), hold_of(config)
         if nbytes + len(tail) > objects.most:
             return Code.NO_AVAILABLE_HANDLE
@@ -102,63 +68,55 @@ class Sessions(Batches):
                 return Code.INTERNAL_ERROR
             address = world.remote_ptr(plan.dst_rank, plan.payload_base)
             ctypes.memmove(address + nbytes, part_of(tail)[0].address, len(tail))
-            with self._session_lock:
-                self._writing[key] = _Open(address, nbytes, None, config, plan.dst_rank)
+            with self._lock:
+                self._writes[key] = _Write(address, nbytes, config, plan.dst_rank)
             return Code.OK
         return Code.NO_AVAILABLE_HANDLE
 
-    def batch_put_from_multi_buffer_ranges(
-        self,
-        keys: list[str],
-        all_buffer_ptrs: list[list[int]],
-        all_sizes: list[list[int]],
-        all_dst_offsets: list[list[int]],
-    ) -> list[int]:
-        """Write pieces of memory at offsets of values that were begun: the bytes written, or a code."""
-        return self._ranges(self._writing, keys, all_buffer_ptrs, all_sizes, all_dst_offsets, into=False)
+    def overtake(self, objects: Objects, key: bytes) -> None:
+        """Give up what a session has begun, for an upsert. The session stays: its end tells if there is a value."""
+        if not self._writes:
+            return
+        with self._lock:
+            if self._writes.get(key) is None:
+                return
+            self._writes[key] = None
+        with suppress(NanoKVError):  # it took too long, and was given up
+            objects.world.abort(key)
 
-    def batch_put_session_end(self, keys: list[str]) -> list[int]:
-        """Make the values visible: 0, or a code for each key."""
-        return self._finish(keys, commit=True)
+    def write(self, key: bytes, pieces: Sequence[Part] | None, offsets: Sequence[int]) -> int:
+        """Copy pieces of memory to offsets of a value that is begun: the bytes written. `pieces`: None is refused."""
+        with self._lock:
+            begun = self._writes.get(key)
+        moves = None if begun is None else _moves(pieces, begun.address, begun.nbytes, offsets)
+        if moves is None:
+            return Code.INVALID_PARAMS
+        for place, piece in moves:
+            ctypes.memmove(place, piece.address, piece.nbytes)
+        return sum(piece.nbytes for _, piece in moves)
 
-    def batch_put_session_revoke(self, keys: list[str]) -> list[int]:
-        """Give the values up: 0, or a code for each key."""
-        return self._finish(keys, commit=False)
-
-    def _finish(self, keys: Sequence[str | bytes], *, commit: bool) -> list[int]:
-        keys = listed("keys", keys)
-        if self._objects is None:
-            return []
-        objects, world, answers = self._objects, self._objects.world, []
-        for name in map(key_bytes, keys):
-            with self._session_lock:
-                known = self._writing.pop(name, None)
-            if known is None:
-                answers.append(Code.INVALID_PARAMS)
-                continue
-            if known is _OVERTAKEN:
-                gone = commit and not objects.exists(name)
-                answers.append(Code.OBJECT_NOT_FOUND if gone else Code.OK)
-                continue
-            try:
-                (world.commit if commit else world.abort)(name)
-                if commit and known.config.replica_num > 1:
-                    objects.copy_further(name, known.config, known.owner)
-                answers.append(Code.OK)
-            except NanoKVError:  # it took too long, and was given up
-                answers.append(Code.INVALID_WRITE)
-        return answers
+    def finish(self, objects: Objects, key: bytes, *, commit: bool) -> int:
+        """End the session of a value: make it visible, or give it up."""
+        with self._lock:
+            known = key in self._writes
+            begun = self._writes.pop(key, None)
+        if not known:
+            return Code.INVALID_PARAMS
+        if begun is None:
+            return Code.OBJECT_NOT_FOUND if commit and not objects.exists(key) else Code.OK
+        try:
+            (objects.world.commit if commit else objects.world.abort)(key)
+            if commit and begun.config.replica_num > 1:
+                objects.copy_further(key, begun.config, begun.owner)
+        except NanoKVError:  # it took too long, and was given up
+            return Code.INVALID_WRITE
+        return Code.OK
 
     # --- reading ---
-    def batch_get_session_start(self, keys: list[str]) -> list[int]:
-        """Hold the value of each key in place: 0, or a code."""
-        if self._objects is None:
-            return []
-        return [int(self._hold(self._objects, key_bytes(key))) for key in listed("keys", keys)]
-
-    def _hold(self, objects: Objects, key: bytes) -> int:
-        with self._session_lock:
-            if key in self._reading_now:
+    def hold(self, objects: Objects, key: bytes) -> int:
+        """Hold a value in place."""
+        with self._lock:
+            if key in self._reads:
                 return Code.OK
         if not key or not objects.exists(key):
             return Code.OBJECT_NOT_FOUND
@@ -168,74 +126,48 @@ class Sessions(Batches):
             return Code.NO_AVAILABLE_HANDLE
         except NanoKVError:
             return Code.OBJECT_NOT_FOUND
-        address = _address(objects, pinned.meta)
-        with self._session_lock:
-            known = self._reading_now.setdefault(key, _Open(address, pinned.meta.bytes_total - tail_bytes(key), pinned))
-        if known.pinned is not pinned:
+        meta = pinned.meta
+        address = objects.world.remote_ptr(meta.owner_rank, meta.payload_off)
+        with self._lock:
+            known = self._reads.setdefault(key, _Read(address, meta.bytes_total - tail_bytes(key), pinned))
+        if known.pinned is not pinned:  # another thread has begun the same session
             pinned.release()
         return Code.OK
 
-    def batch_get_into_multi_buffer_ranges(
-        self,
-        keys: list[str],
-        all_buffer_ptrs: list[list[int]],
-        all_sizes: list[list[int]],
-        all_src_offsets: list[list[int]],
-    ) -> list[int]:
-        """Copy ranges of values that are held to pieces of memory: the bytes copied, or a code."""
-        return self._ranges(self._reading_now, keys, all_buffer_ptrs, all_sizes, all_src_offsets, into=True)
+    def read(self, key: bytes, pieces: Sequence[Part] | None, offsets: Sequence[int]) -> int:
+        """Copy from offsets of a value that is held to pieces of memory: the bytes copied. `pieces`: as for `write`."""
+        with self._lock:
+            held = self._reads.get(key)
+        moves = None if held is None else _moves(pieces, held.address, held.nbytes, offsets)
+        if moves is None:
+            return Code.INVALID_PARAMS
+        for place, piece in moves:
+            ctypes.memmove(piece.address, place, piece.nbytes)
+        return sum(piece.nbytes for _, piece in moves)
 
-    def batch_get_session_end(self, keys: list[str]) -> int:
-        """Let the values go."""
-        if self._objects is None:
-            return Code.INTERNAL_ERROR
-        for name in map(key_bytes, listed("keys", keys)):
-            with self._session_lock:
-                known = self._reading_now.pop(name, None)
-            if known is not None and known.pinned is not None:
-                known.pinned.release()
-        return Code.OK
+    def release(self, key: bytes) -> None:
+        """Let a value go, if it is held."""
+        with self._lock:
+            held = self._reads.pop(key, None)
+        if held is not None:
+            held.pinned.release()
 
-    # --- both ---
-    def _ranges(
-        self, sessions: dict[bytes, _Open], keys: list[str], ptrs: object, sizes: object, offsets: object, *, into: bool
-    ) -> list[int]:
-        keys, offsets = listed("keys", keys), listed("offsets", offsets)
-        pieces = pieces_of(ptrs, sizes)
-        if pieces is None or not len(pieces) == len(keys) == len(offsets):
-            return [Code.INVALID_PARAMS] * len(keys)
-        answers = []
-        for key, of_key, its in zip(keys, pieces, offsets, strict=True):
-            with self._session_lock:
-                session = sessions.get(key_bytes(key))
-            if session is None or of_key is None or len(of_key) != len(its):
-                answers.append(Code.INVALID_PARAMS)
-                continue
-            starts = [number("offset", offset) for offset in its]
-            ranges = [_Piece(ptr, size, offset) for (ptr, size), offset in zip(of_key, starts, strict=True)]
-            answers.append(_moved(session, ranges, into=into))
-        return answers
-
-    def _end_sessions(self) -> None:
-        """Give up what is begun, and let go what is held: the client closes."""
-        with self._session_lock:
-            held, self._reading_now = self._reading_now, {}
-            self._writing = {}  # closing the world aborts its open plans
-        for session in held.values():
-            if session.pinned is not None:
-                session.pinned.release()
+    # --- the end ---
+    def close(self) -> None:
+        """Let go what is held, and forget what is begun: the world aborts its open plans as it closes."""
+        with self._lock:
+            held, self._reads, self._writes = self._reads, {}, {}
+        for each in held.values():
+            each.pinned.release()
 
 
-def _moved(session: _Open, ranges: Sequence[_Piece], *, into: bool) -> int:
-    if any(not piece.ptr or not piece.nbytes or piece.offset + piece.nbytes > session.nbytes for piece in ranges):
-        return Code.INVALID_PARAMS
-    for piece in ranges:
-        target, source = (piece.ptr, session.address + piece.offset)
-        if not into:
-            target, source = source, target
-        ctypes.memmove(target, source, piece.nbytes)
-    return sum(piece.nbytes for piece in ranges)
-
-
-def _address(objects: Objects, meta: ObjMeta) -> int:
-    return objects.world.remote_ptr(meta.owner_rank, meta.payload_off)
+def _moves(
+    pieces: Sequence[Part] | None, value: int, nbytes: int, offsets: Sequence[int]
+) -> list[tuple[int, Part]] | None:
+    """Where in a value each piece of memory belongs; None if there is not an offset for each, or one lies outside."""
+    if pieces is None or len(pieces) != len(offsets):
+        return None
+    moves = list(zip(offsets, pieces, strict=True))
+    if not all(piece.address and piece.nbytes and offset + piece.nbytes <= nbytes for offset, piece in moves):
+        return None
+    return [(value + offset, piece) for offset, piece in moves]

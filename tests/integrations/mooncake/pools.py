@@ -44,7 +44,7 @@ def ended(work: Callable[[], object]) -> bool:
 
 def waiting(pool: BufferPool, count: int) -> None:
     """Come back once so many wait for memory of the pool."""
-    while len(pool._waiters) < count:
+    while len(pool.quota.waiters) < count:
         threading.Event().wait(0.001)
 
 

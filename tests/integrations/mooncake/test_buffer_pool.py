@@ -173,10 +173,10 @@ def test_giving_back_takes_no_lock_of_the_pool(store: Store) -> None:
     leases = [pool.acquire(5), pool.acquire(5), pool.acquire(LOCAL + 1)]
 
     def give_back() -> None:
-        with pool._lock, pool._local._lock:
+        with pool.quota.lock, pool.local.lock:
             leases.pop(0).release()
             leases.pop(0)
-            with store._registered._lock:
+            with store.client.registered.lock:
                 leases.pop(0)
 
     assert ended(give_back) and not leases

@@ -129,7 +129,7 @@ def test_a_pool_that_stays_full_is_no_end(store: Store, given: tuple[Any, ...], 
     lease = pool.acquire(1)
     with pytest.raises(RuntimeError, match=error):
         pool.acquire(*given)
-    assert not pool._waiters and lease.ptr
+    assert not pool.quota.waiters and lease.ptr
 
 
 def test_the_pool_says_whether_to_wait_and_how_long(store: Store) -> None:
@@ -270,7 +270,7 @@ def test_a_store_closes_before_its_pools(start: Start) -> None:
     for lease in leases:
         lease.release()
     pool.close()
-    assert not store._registered._sizes
+    assert not store.client.registered
 
 
 def test_a_pool_of_a_closed_store_registers_nothing_with_it(start: Start) -> None:
@@ -278,7 +278,7 @@ def test_a_pool_of_a_closed_store_registers_nothing_with_it(start: Start) -> Non
     pool = BufferPool(store)
     store.close()
     with pool.acquire(10):
-        assert not store._registered._sizes
+        assert not store.client.registered
 
 
 def test_what_was_dropped_is_unregistered_with_the_client(start: Start) -> None:
@@ -286,4 +286,4 @@ def test_what_was_dropped_is_unregistered_with_the_client(start: Start) -> None:
     BufferPool(store).acquire(LOCAL + 1)
     gc.collect()
     store.close()
-    assert not store._registered._sizes
+    assert not store.client.registered

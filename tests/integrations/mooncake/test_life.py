@@ -240,9 +240,7 @@ def test_tenants_share_memory_and_no_keys(start: Start) -> None:
 
 def test_a_tenant_that_takes_the_rank_of_another_tells_its_own_segment(start: Start) -> None:
     first, second = start(host="one:1", tenant="a"), start(host="two:2", tenant="b")
-    assert first._objects is not None
-    first._objects.world.close()  # as if it was killed: its segment is still told
-    first._objects = None
+    first.client.world.close()  # as if it was killed: its segment is still told
     third = start(host="three:3", tenant="c")
     assert second.put("k", b"v", config(preferred_segment="three:3")) == 0
     assert _endpoints(second, "k") == ["three:3"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nanokv.integrations.mooncake.parallelism import ParallelAxis, ReadTarget, TensorParallelism
-from nanokv.integrations.mooncake.tensor_header import HEADER_BYTES, Header, parsed
+from nanokv.integrations.mooncake.tensor_bytes import HEADER_BYTES, Header, parsed
 from tests.integrations.mooncake.test_tensor_store import (
     NAME,
     Store,
@@ -52,7 +52,7 @@ def header_of(store: Store, key: str) -> Header:
 
 
 def keys(store: Store) -> list[str]:
-    objects = store._objects
+    objects = store.client.objects
     assert objects is not None
     return sorted(map(bytes.decode, objects.keys()))
 

@@ -6,10 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nanokv.integrations.mooncake.parallelism import ParallelAxis, TensorParallelism
-from nanokv.integrations.mooncake.parallelism_manifest import Manifest
-from nanokv.integrations.mooncake.parallelism_reads import Join
-from nanokv.integrations.mooncake.tensor_header import DTYPES
+from nanokv.integrations.mooncake.parallelism import Manifest, ParallelAxis, TensorParallelism
+from nanokv.integrations.mooncake.tensor_bytes import DTYPES
+from nanokv.integrations.mooncake.tensors import Join
 from tests.integrations.mooncake.test_parallelism import WHOLE, axis, layout, part, target, tp
 from tests.integrations.mooncake.test_tensor_store import NAME, Store, same, surface
 
@@ -160,12 +159,12 @@ def test_another_layouts_shard_is_not_read_as_the_ranks_own(store: Store) -> Non
 @surface(NAME, "get_tensor_with_parallelism")
 def test_a_shard_that_is_replaced_before_it_is_copied_ends_the_join(store: Store) -> None:
     put_all(store, "a", WHOLE, 2, 0)
-    found, out = store._found(b"a", target("full", tp(0, 2))), torch.empty(8, 6)
-    assert isinstance(found, Join) and store._copy(found, out) and same(out, WHOLE)
+    found, out = store.tensors.find(b"a", target("full", tp(0, 2))), torch.empty(8, 6)
+    assert isinstance(found, Join) and store.tensors.copy(found, out) and same(out, WHOLE)
     store.upsert_tensor_with_parallelism("a", WHOLE[4:].int(), tp(1, 2))
-    assert not store._copy(found, out)
+    assert not store.tensors.copy(found, out)
     store.remove("a_tp_1", True)
-    assert not store._copy(found, out)
+    assert not store.tensors.copy(found, out)
 
 
 @surface(NAME, "get_tensor_with_parallelism")

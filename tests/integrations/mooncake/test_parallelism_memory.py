@@ -2,7 +2,7 @@
 
 import torch
 
-from nanokv.integrations.mooncake.tensor_header import HEADER_BYTES, parsed
+from nanokv.integrations.mooncake.tensor_bytes import HEADER_BYTES, parsed
 from tests.integrations.mooncake.test_parallelism import WHOLE, axis, header_of, keys, layout, part, target, tp
 from tests.integrations.mooncake.test_tensor_store import (
     INVALID,

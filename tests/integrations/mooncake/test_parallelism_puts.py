@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from nanokv.integrations.mooncake.parallelism import ParallelAxis
-from nanokv.integrations.mooncake.parallelism_manifest import Manifest
+from nanokv.integrations.mooncake.parallelism import Manifest, ParallelAxis
 from tests.integrations.mooncake.test_parallelism import WHOLE, axis, header_of, keys, layout, part, tp
 from tests.integrations.mooncake.test_tensor_store import INVALID, NAME, Store, config, same, surface
 

@@ -11,9 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from nanokv.integrations.mooncake.parallelism_manifest import Manifest, parsed_manifest
-from nanokv.integrations.mooncake.tensor_header import DTYPES, HEADER_BYTES, Header, StoredAxis, parsed
-from nanokv.integrations.mooncake.tensors import _deserialize_tensor, _serialize_tensor, _tensor_metadata_size
+from nanokv.integrations.mooncake.parallelism import Manifest, parsed_manifest
+from nanokv.integrations.mooncake.tensor_bytes import (
+    DTYPES,
+    HEADER_BYTES,
+    Header,
+    StoredAxis,
+    _deserialize_tensor,
+    _serialize_tensor,
+    _tensor_metadata_size,
+    parsed,
+)
 from tests.integrations.mooncake.test_tensor_store import NAME, NUMBERS, same, surface
 from tests.support.needed import leave_out
 

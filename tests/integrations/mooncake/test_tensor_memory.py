@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from nanokv.integrations.mooncake.tensor_header import HEADER_BYTES
+from nanokv.integrations.mooncake.tensor_bytes import HEADER_BYTES
 from tests.integrations.mooncake.test_tensor_store import (
     INVALID,
     NAME,

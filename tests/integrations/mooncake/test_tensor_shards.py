@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from nanokv.integrations.mooncake.tensor_header import HEADER_BYTES, parsed
+from nanokv.integrations.mooncake.tensor_bytes import HEADER_BYTES, parsed
 from tests.integrations.mooncake.test_tensor_store import (
     INVALID,
     NAME,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nanokv.integrations.mooncake import MooncakeDistributedStore, ReplicateConfig
-from nanokv.integrations.mooncake.tensor_header import DTYPES, HEADER_BYTES
+from nanokv.integrations.mooncake.tensor_bytes import DTYPES, HEADER_BYTES
 from tests.integrations.mooncake.conftest import Start
 
 NAME = "Mooncake Store"

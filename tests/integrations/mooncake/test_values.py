@@ -10,7 +10,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from nanokv.device.segment.layout import unpack
 from nanokv.integrations.mooncake import MooncakeDistributedStore, ReplicateConfig, SoftPinAction
 from nanokv.terms import PRIORITIES
 from tests.integrations.mooncake.conftest import Start
@@ -170,7 +169,7 @@ def test_an_upsert_that_loses_its_room_to_others_puts_the_old_value_back(
 ) -> None:
     store = start(segment=1 << 20, local=8 << 20)
     assert store.put("weights", b"old" * 1000, config(with_hard_pin=True)) == 0
-    objects = store._objects
+    objects = store.client.objects
     assert objects is not None
     write, calls = objects.write, []
 
@@ -186,7 +185,7 @@ def test_an_upsert_that_loses_its_room_to_others_puts_the_old_value_back(
     assert store.get("weights") == b"old" * 1000
 
 
-@pytest.mark.parametrize("step", ["write", "_remove_exactly"])
+@pytest.mark.parametrize("step", ["write", "remove_exactly"])
 @pytest.mark.parametrize("other", [b"another", b"another" * 20_000])
 def test_a_pin_outlives_upserts_that_meet(
     start: Start, monkeypatch: pytest.MonkeyPatch, step: str, other: bytes
@@ -194,7 +193,7 @@ def test_a_pin_outlives_upserts_that_meet(
     """Another client upserts the same key while this one has removed the old value, or has just found it."""
     store, second = start(), start(segment=0)
     assert store.put("weights", b"old" * 1000, config(with_hard_pin=True)) == 0
-    objects = store._objects
+    objects = store.client.objects
     assert objects is not None
     do, calls = getattr(objects, step), []
 
@@ -211,9 +210,10 @@ def test_a_pin_outlives_upserts_that_meet(
 
 def hold_of_object(store: Store, key: str) -> str:
     """The priority of the object of a key."""
-    assert store._objects is not None
-    found = store._objects._allocation.locate(store._objects.digest(key.encode()))
-    priority = unpack("ACCESS", "priority", store._objects._leases.access(found.place))
+    objects = store.client.objects
+    assert objects is not None
+    found = store.client.world.engine.allocation.locate(objects.digest(key.encode()))
+    priority = objects.priority(found.place)
     return next(name for name, value in PRIORITIES.items() if value == priority)
 
 
@@ -426,7 +426,6 @@ def _other_process(master: str, folder: str, answers: Any) -> None:
 def test_two_processes_share_a_store(start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     store = start()
     assert store.put("here", b"value") == 0
-    assert store._objects is not None
     master = next(f"test-{number}:1" for number in range(10_000) if _is_of(store, f"test-{number}:1"))
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
@@ -440,4 +439,4 @@ def test_two_processes_share_a_store(start: Start, monkeypatch: pytest.MonkeyPat
 def _is_of(store: Store, master: str) -> bool:
     from nanokv.integrations.mooncake.place import world_name
 
-    return store._objects is not None and store._objects.world.engine.heap.name == world_name(master)
+    return store.client.world.engine.heap.name == world_name(master)

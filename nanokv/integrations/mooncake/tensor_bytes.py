@@ -1,4 +1,4 @@
-"""The header of a stored tensor: 304 bytes, and behind them the raw data. The bytes are those of Mooncake Store.
+"""A tensor as the bytes of a value: a header of 304 bytes, and behind it the raw data. Both are Mooncake Store's.
 
 | bytes | what |
 |---|---|
@@ -12,14 +12,22 @@
 An axis tells along what the whole was divided, and which shard this is. Everything is little-endian. Format:
 `mooncake-integration/integration_utils.h` of Mooncake. A header is believed only if all of it agrees, so a value that
 is no tensor is never read as one.
+
+Data is copied as integers of the element's size: no bit changes, whatever it means.
 """
 
+import ctypes
 import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+
+from nanokv.device.machines.own_memory import plain_tensor
+from nanokv.errors import InvalidArgument
+from nanokv.integrations.mooncake.memory import part_of
 
 HEADER_BYTES = 304
 MAX_DIMS = 8
@@ -53,9 +61,12 @@ DTYPES = (
 )
 NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}
 
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 Shape = tuple[int, ...]
 
 
+# --- the header ---
 class StoredAxis(NamedTuple):
     """One axis of a header. `split_dim`: -1 without one; `ident`: of an expert or a stage, else 0."""
 
@@ -156,3 +167,109 @@ def _parsed_axes(start: bytes, at: int, ndim: int) -> tuple[StoredAxis, ...] | N
             return None
         axes.append(StoredAxis(kind, rank, size, split_dim, ident, extent))
     return tuple(axes)
+
+
+# --- the data ---
+def storable(given: object) -> torch.Tensor | None:
+    """A contiguous tensor with the values of what a call was given; None for what cannot be stored.
+
+    Those are: other objects, complex and other dtypes that the header has no number for, more than 8 dimensions, sparse
+    tensors, and tensors without memory of their own, such as those of classes that wrap others.
+    """
+    try:
+        plain = plain_tensor(given)
+    except InvalidArgument:
+        return None
+    if plain.dtype not in NUMBERS or plain.ndim > MAX_DIMS:
+        return None
+    return plain.detach().resolve_neg().contiguous()
+
+
+def whole_header(tensor: torch.Tensor) -> Header:
+    """The header of a tensor that is stored whole."""
+    shape = tuple(tensor.shape)
+    return Header(tensor.dtype, shape, shape)
+
+
+def over(address: int, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor over memory, which the caller keeps alive. Without dimensions it gets one of size 1."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if not nbytes:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    memory = (ctypes.c_ubyte * nbytes).from_address(address)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape or (1,))
+
+
+def integers(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory, as integers of the same size."""
+    return tensor.view(_INTEGERS[tensor.dtype.itemsize])
+
+
+def header_at(address: int, nbytes: int) -> Header | None:
+    """The header of the tensor in a value that lies at an address; None if it is no tensor."""
+    if not address:
+        return None
+    return parsed(ctypes.string_at(address, min(nbytes, HEADER_BYTES)), nbytes)
+
+
+def tensor_at(address: int, nbytes: int) -> torch.Tensor | None:
+    """A tensor over the data of a value that lies at an address; None if it is no tensor."""
+    header = header_at(address, nbytes)
+    return None if header is None else over(address + header.offset, header.shape, header.dtype)
+
+
+def copied(address: int, nbytes: int) -> torch.Tensor | None:
+    """A copy of the tensor in a value that lies at an address; None if it is no tensor."""
+    header = header_at(address, nbytes)
+    if header is None:
+        return None
+    made = torch.empty(header.shape or (1,), dtype=header.dtype, device="cpu")
+    ctypes.memmove(made.data_ptr(), address + header.offset, header.data_bytes)
+    return made
+
+
+def copied_into(target: int, room: int) -> Callable[[int, int], int]:
+    """What copies a value to an address, and tells its bytes; 0, and no copy: it is no tensor, or there is no room."""
+
+    def copy(address: int, nbytes: int) -> int:
+        if nbytes > room or header_at(address, nbytes) is None:
+            return 0
+        ctypes.memmove(target, address, nbytes)
+        return nbytes
+
+    return copy
+
+
+# --- both, for programs: the names are Mooncake's ---
+def _serialize_tensor(tensor: object, /) -> tuple[bytes, int, int, torch.Tensor]:
+    """What a tensor is stored as: its header, the address and bytes of its data, and the tensor that owns them.
+
+    Raises:
+        ValueError: it cannot be stored.
+    """
+    owner = storable(tensor)
+    if owner is None:
+        raise ValueError("unsupported tensor for Mooncake tensor serialization")
+    return whole_header(owner).packed(), owner.data_ptr(), owner.nbytes, owner
+
+
+def _deserialize_tensor(payload: bytes, /) -> torch.Tensor:
+    """A copy of the tensor in what is stored: a header, and the data behind it.
+
+    Raises:
+        TypeError: it is no bytes.
+        ValueError: it is no tensor.
+    """
+    if not isinstance(payload, bytes):
+        raise TypeError(f"incompatible function arguments: bytes are needed, not {type(payload)}")
+    part, alive = part_of(payload)
+    tensor = copied(*part)
+    del alive
+    if tensor is None:
+        raise ValueError("invalid serialized Mooncake tensor payload")
+    return tensor
+
+
+def _tensor_metadata_size() -> int:
+    """Bytes of the header."""
+    return HEADER_BYTES
