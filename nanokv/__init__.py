@@ -3,18 +3,22 @@
 Prefill workers write KV directly into the memory of decode workers, and allocate there themselves.
 
     cache, virtual_world     the API: one rank, or all ranks of a world in this process
+    engine                   the parts of a rank, joined
     types, errors, config    its data, errors and options
     dtypes                   the dtypes of stored objects, by name
     arguments                checks of what callers pass
     identity, kv_layout      what keys mean: model, tokenizer, tenant, layout
-    stored_layouts           the table of layouts of a segment
+    stored_layouts, quotas   the tables of layouts and of quotas of a segment
     keys, digests            the digest of a key; the digests of many keys
     plans, pinned            objects that the caller's kernel writes; objects held in place
-    leases                   objects that are not evicted before they are read
+    terms, changed_terms     leases, priorities, times to live and groups of objects: at a put, and later
+    groups, generations      objects that go together; what an identity had stored, declared void
+    replicas                 copies in other segments
+    room                     waits of puts until there is room
     waiting, background      waits for objects; asynchronous operations
     ending                   the end of a cache: closed, dropped, or inherited by a fork
-    statistics               counters of a segment and of a cache
-    status_errors, wiring    from a status to an error; the parts of a cache, joined
+    statistics, seldom       counters of a segment and of a cache; warnings that are not repeated
+    status_errors            from a status to an error
     allocation, compat_v1    the allocators: the producer (v2), or a master (v1)
     saved                    files of saved objects
     membership               a rank leaves a running world
@@ -23,12 +27,14 @@ Prefill workers write KV directly into the memory of decode workers, and allocat
     heap                     the memory of segments, one module per provider
     device                   the protocol, its kernels, and the machines that run them
     cluster                  worlds of several hosts as one cache
-    engines                  inside inference engines: transformers
-    integrations             under the interfaces of other products: Mooncake Store
+    engines                  inside inference engines: vLLM, transformers
+    integrations             under the interfaces of other products: Mooncake Store, SGLang, LMCache, vLLM's offloading
     blocks, sequences        a block manager with typed handles; sequences that grow by tokens
     cli, __main__            the command line
     doctor, fsck             a look at this machine; a check of a world's invariants
     check, demo              the checks of the protocol; prefill and decode in two processes
+    replay, lab              traces of requests, run again; hosts of a cluster on this machine
+    bench                    benchmarks
 
 docs/structures.md follows one object through them.
 """
