@@ -309,8 +309,9 @@ class NanoKVCluster:
 
         Where it is not any more where it was known to lie, that is no answer yet.
         """
-        reading, patience = self.member.reading, self._patience()
-        self.member.counts.remote_gets += 1
+        member, patience = self.member, self._patience()
+        reading = member.reading
+        member.counts.remote_gets += 1
         answer: tuple[Got | int, Node | None] = _MISS, None
 
         def read(node: Node, is_known: bool) -> bool:
@@ -875,8 +876,9 @@ class NanoKVCluster:
 
     def _known(self, key: KeyDigest) -> Node | None:
         """The other node that has the object of a key, as far as events and own puts tell."""
-        name = self.member.locations.node_of(key)
-        return None if name is None else self.member.nodes.find(name)
+        member = self.member
+        name = member.locations.node_of(key)
+        return None if name is None else member.nodes.find(name)
 
     def _others(self, key: KeyDigest) -> Iterator[Node]:
         """The other nodes that may have the object of a key: its home, those before the last joins, and the one where
@@ -884,12 +886,12 @@ class NanoKVCluster:
 
         An object may also lie where nobody here has heard of it. So whoever removes asks all nodes.
         """
-        asked = {self._here}
-        for homes in self.member.nodes.homes:
+        nodes, asked = self.member.nodes, {self._here}
+        for homes in nodes.homes:
             name = homes.of(key)
             if name not in asked:
                 asked.add(name)
-                node = self.member.nodes.find(name)
+                node = nodes.find(name)
                 if node is not None:
                     yield node
         known = self._known(key)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from sys import intern
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -54,6 +54,7 @@ from nanokv.types import Key, KeyDigest
 #: bytes of an object for which the interpreter's lock is held: a microsecond or two, where a hand-over takes up to 5 ms
 HOLDS = 16 << 10
 _FOREVER = (1 << 63) - 1
+M = TypeVar("M", bound=Callable[..., Any])
 NO_DEFAULT: Any = object()  #: of a get without a `default`
 MISSING = (Status.MISS, Status.NOT_READY)  #: why a key has no object (yet)
 _OK, _DUPLICATE = int(Status.OK), int(Status.DUPLICATE)  # the enumeration takes 0.1 us each time
@@ -209,7 +210,7 @@ class NativeRecords:
             words[-1] = id(like)
 
 
-def _public(method: Any) -> Any:
+def _public(method: M) -> M:
     """Give a method the name of the public one: what Python says of wrong arguments names that."""
     method.__qualname__ = f"NanoKVCache.{method.__name__}"
     return method

@@ -189,7 +189,10 @@ def test_usual_calls_run_no_function_of_python() -> None:
 
 def test_arguments_by_name_and_wrong_ones_are_those_of_the_method(pair: Pair) -> None:
     """The native calls take the place of the methods in an object, so what Python allows and refuses is the same."""
-    names = {f"preferred_{'segment'}": 0, "".join(("exist", "_ok")): True}  # strings that no compiler has seen
+    names: dict[str, Any] = {
+        f"preferred_{'segment'}": 0,
+        "".join(("exist", "_ok")): True,
+    }  # strings that no compiler has seen
     for cache in pair:
         cache.put(key="by name", tensor=values())
         cache.put("by name", tensor=values(), **names)
@@ -197,7 +200,7 @@ def test_arguments_by_name_and_wrong_ones_are_those_of_the_method(pair: Pair) ->
         assert cache.get(key="none", default=5) == cache.get("none", default=5, dst=values()) == 5
         assert cache.exists(key="by name") and "by name" in cache
         cache.remove(key="by name")
-    wrong: list[Callable[[NanoKVCache], Any]] = [
+    wrong: list[Callable[[Any], Any]] = [
         lambda cache: cache.put("k"),
         lambda cache: cache.put("k", values(), 0),
         lambda cache: cache.put("k", values(), tensor=values()),
