@@ -6,6 +6,10 @@ statistics work as in v2. COMMIT tells the master afterwards; without it the mas
 """
 
 import contextlib
+import secrets
+import shutil
+import threading
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +21,13 @@ import numpy.typing as npt
 from nanokv.allocation.base import NOWHERE
 from nanokv.allocation.routing import Routing
 from nanokv.allocation.writers import writer_in
-from nanokv.compat_v1.client import Client
 from nanokv.compat_v1.dispatch import Dispatch, LocalDispatch
 from nanokv.compat_v1.eviction import Policy
 from nanokv.compat_v1.headers import State, split
 from nanokv.compat_v1.master import Master
-from nanokv.compat_v1.messages import NOBODY, Op, Reply, Request
-from nanokv.compat_v1.server import Server, meeting_place, remove_meeting_places
+from nanokv.compat_v1.messages import NOBODY, Op, Reply, Request, new_message, pack, unpack_reply
+from nanokv.compat_v1.server import CALLS, Server, meeting_place, remove_meeting_places
+from nanokv.compat_v1.transport import CLIENT, MASTER, Link, LinkBroken
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Begun, Descriptor, Found, Place, What, Words
 from nanokv.device.protocol.status import Status
@@ -40,6 +44,125 @@ if TYPE_CHECKING:
     from nanokv.device.machines.batch import Batch
     from nanokv.device.machines.engine_cache import Pages
 
+# --- the client of a master in another process ------------------------------------------------
+# A request ends before its deadline, with a reply or with PeerLost.
+#
+# The first request makes the connection; the next one after the connection broke, or the master came back, makes it
+# anew. A request is never sent twice: after PeerLost the master may have done it, or not.
+START_SECONDS = 60.0  #: how long the first request waits for a master that lives and does not serve yet
+_LOOK_SECONDS = 0.005  #: between two looks whether it serves
+
+
+class Client:
+    """Sends one rank's requests to the master; requests of several threads go one after the other.
+
+    Args:
+        rank, incarnation: of this rank.
+        master: the master's rank, for error messages.
+        place: returns the meeting place of the master's present incarnation, or None if that has ended.
+        timeout: seconds for a request, and for connecting (there at least 1).
+    """
+
+    def __init__(
+        self, rank: int, incarnation: int, master: int, place: Callable[[], Path | None], timeout: float
+    ) -> None:
+        self._me = f"{rank}.{incarnation}"
+        self._master = master
+        self._place = place
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._link: Link | None = None
+        self._met: Path | None = None  # where the link was made
+        self._number = 0
+        self._out, self._in = new_message(), new_message()
+
+    def ask(self, request: Request) -> Reply:
+        """Send a request and wait for its reply.
+
+        Raises:
+            PeerLost: the master has ended, has closed, or does not answer within `timeout` seconds.
+        """
+        deadline = time.monotonic() + self._timeout
+        if not self._lock.acquire(timeout=self._timeout):
+            raise self._lost(f"does not answer within {self._timeout} s")
+        try:
+            link, deadline = self._connected(deadline)
+            return self._exchange(link, request, deadline)
+        except LinkBroken as error:
+            self._drop()
+            if self._place() is None:
+                raise self._lost("has ended") from None
+            raise self._lost(f"did not answer within {self._timeout} s, or has closed: {error}") from None
+        except BaseException:
+            self._drop()  # interrupted: the next message on this link would be the reply to this request
+            raise
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Close the connection, and remove the meeting place of a master that was killed. Idempotent."""
+        if self._lock.acquire(timeout=self._timeout):
+            self._drop()
+            if self._met is not None and self._place() != self._met:
+                shutil.rmtree(self._met, ignore_errors=True)
+            self._lock.release()
+
+    def _exchange(self, link: Link, request: Request, deadline: float) -> Reply:
+        self._number += 1
+        pack(request._replace(number=self._number), self._out)
+        expected = link.expect(MASTER, self._in)
+        link.send(MASTER, self._out, deadline - time.monotonic())
+        link.take(expected, deadline - time.monotonic())
+        reply = unpack_reply(self._in)
+        if reply is None or reply.number != self._number:
+            raise LinkBroken(f"no reply to request {self._number}: {self._in.tolist()}")
+        return reply
+
+    def _connected(self, deadline: float) -> tuple[Link, float]:
+        """The link to the present master, and the deadline, which is later if the master had to be waited for."""
+        place = self._place()
+        if self._link is None or place != self._met:
+            self._drop()
+            started = time.monotonic()
+            place = self._find_master()
+            deadline += time.monotonic() - started
+            self._link = self._connect(place)
+            self._met = place
+        return self._link, deadline
+
+    def _find_master(self) -> Path:
+        """Wait until the master serves; returns its meeting place. A master that was met there before has closed."""
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            place = self._place()
+            if place is None:
+                raise self._lost("has ended")
+            if (place / CALLS).is_dir():
+                return place
+            if place == self._met:
+                raise self._lost("has closed")
+            if time.monotonic() >= deadline:
+                raise self._lost(f"does not serve after {START_SECONDS} s")
+            time.sleep(_LOOK_SECONDS)
+
+    def _connect(self, place: Path) -> Link:
+        name = f"{self._me}.{secrets.token_hex(8)}"
+        try:
+            (place / CALLS / name).touch(mode=0o600, exist_ok=False)
+        except OSError as error:
+            raise LinkBroken(str(error)) from None
+        return Link(place, name, CLIENT, self._timeout)
+
+    def _drop(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+    def _lost(self, why: str) -> PeerLost:
+        return PeerLost(f"rank {self._master}, the master, {why}")
+
+
+# --- the host allocation ----------------------------------------------------------------------
 _SHARED = "compat_v1.master"  #: the master in `LocalWorld.shared`
 
 

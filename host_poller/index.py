@@ -5,13 +5,16 @@ An object enters the index once per life of its slot: the row carries the header
 already is left alone.
 """
 
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from nanokv.device.machines.records import Words
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.host_records import NO_ROW as NO_ROW_WORD
 from nanokv.device.segment.layout import (
@@ -25,9 +28,55 @@ from nanokv.device.segment.layout import (
     key_checks,
 )
 from nanokv.host_poller.events import Event, EventKind
-from nanokv.host_poller.turn import Turn
 from nanokv.types import KeyDigest, ObjMeta, known_digest
 
+
+# --- A lock whose holder works in native code for long, and lets go of it soon after somebody else asks ---
+class Turn:
+    """Taken by `with turn` from any thread, shortly: the poller's native rounds end then.
+
+    Attributes:
+        asked: int64 [1]: how many threads wait for it, or have it; native code reads it.
+    """
+
+    def __init__(self) -> None:
+        self.asked: Words = np.zeros(1, np.int64)
+        self._lock = threading.Lock()
+        self._counting = threading.Lock()
+
+    @contextmanager
+    def for_long(self) -> Iterator[None]:
+        """Take it without asking. The holder looks at `asked`, and lets go of it when that is not 0."""
+        with self._lock:
+            yield
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Let the holder let go of it, during the block, without taking it."""
+        self._count(1)
+        try:
+            yield
+        finally:
+            self._count(-1)
+
+    def __enter__(self) -> None:
+        self._count(1)
+        try:
+            self._lock.acquire()
+        except BaseException:  # a signal's
+            self._count(-1)
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+        self._count(-1)
+
+    def _count(self, change: int) -> None:
+        with self._counting:
+            self.asked[0] += change
+
+
+# --- the index --------------------------------------------------------------------------------
 Records = npt.NDArray[Any]  #: OBJ_HEADER records
 Slots = npt.NDArray[np.int64]
 NO_ROW: int = NO_ROW_WORD.value

@@ -9,8 +9,11 @@ A round looks at one slice of the headers, so that the ring does not wait for a 
 were ever used, the less often a pass begins (`SLOT_REST`), so that passes take no more of a core.
 """
 
+import ctypes
 import logging
 import math
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -29,9 +32,42 @@ from nanokv.host_poller.intake import Intake
 from nanokv.host_poller.members import Members
 from nanokv.host_poller.orphans import Orphans
 from nanokv.host_poller.removal import Removal
-from nanokv.host_poller.scheduling import end_sleeps_on_time, interrupt_nobody
 from nanokv.host_poller.sweeper import Sweeper
 
+# --- how the system schedules the poller's thread: its sleeps end on time, and it interrupts nobody ---
+_SET_TIMERSLACK = 29  # prctl's number
+
+
+def end_sleeps_on_time() -> bool:
+    """Let the sleeps of the calling thread end within about a microsecond. False where the system cannot.
+
+    Linux lets each end up to 50 µs late, to wake processors less often.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        done: int = ctypes.CDLL(None).prctl(_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)
+    except (OSError, AttributeError):  # no such library, or function
+        return False
+    return done == 0
+
+
+def interrupt_nobody() -> bool:
+    """Let the calling thread wait when it wakes up on a processor that works. False where the system cannot.
+
+    A thread that sleeps for microseconds is mostly woken where it ran last, also beside an idle processor. If a
+    producer runs there, each of its pauses costs that producer two changes of threads. One of the policy for batches
+    waits instead, until an idle processor takes it over, or the producer's time is up; then it stays where it does not
+    disturb.
+    """
+    try:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    except (OSError, AttributeError):  # refused, for instance to a real-time process; or no such system
+        return False
+    return True
+
+
+# --- the poller -------------------------------------------------------------------------------
 _log = logging.getLogger("nanokv.poller")
 
 SWEEP_SECONDS = 0.25

@@ -18,18 +18,25 @@ In v1 the master does all of this except the index, labels and quotas.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from nanokv.device.machines.base import Machine
-from nanokv.device.protocol.status import NEIGHBOURS
+from nanokv.device.protocol.status import NEIGHBOURS, Status
 from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.geometry import producer_of
+from nanokv.device.segment.last_access import idle, stays
 from nanokv.device.segment.layout import (
     EPOCH_SHIFT,
+    LAYOUT_TAG_SHIFT,
+    READY,
     RING_EPOCH_SHIFT,
     RING_HEADER_SHIFT,
+    STATE_MASK,
     STORED,
+    key_checks,
     names_producer,
     unpack,
 )
@@ -37,18 +44,156 @@ from nanokv.heap.base import Heap
 from nanokv.host_poller.audit import Audit
 from nanokv.host_poller.coalesce import join_free_extents
 from nanokv.host_poller.dead_pins import drop_dead_pins
+from nanokv.host_poller.free_pages import FreePages
 from nanokv.host_poller.grace import Grace
 from nanokv.host_poller.header_pass import SLICE, HeaderPass, Life, Slice, Totals
 from nanokv.host_poller.index import Change, HeaderIndex, Records, Slots
-from nanokv.host_poller.join_ahead import JoinAhead
 from nanokv.host_poller.labels import Labels
 from nanokv.host_poller.members import deaths
 from nanokv.host_poller.quarantine import Quarantine
-from nanokv.host_poller.quotas import Quotas
 from nanokv.host_poller.removal import ByMachine, Removal
 from nanokv.host_poller.water_marks import WaterMarks
 
+# --- keeps the objects of an identity below its quota in one segment (`device/protocol/quotas.py`) ---
+# A pass over the headers counts the pages of each identity that has a quota. Of one that holds more, those objects go
+# that were not used for longest, as their priorities count it, a few a round, so that no hint waits for long. What is
+# pinned, leased or kept counts, and stays.
+MOST = 64  #: objects evicted a round
 
+
+class _Held(NamedTuple):
+    """The READY objects of one identity in a slice: parallel arrays."""
+
+    slots: npt.NDArray[np.int64]
+    epochs: npt.NDArray[np.int64]
+    pages: npt.NDArray[np.int64]
+    access: npt.NDArray[np.uint64]
+
+
+class Quotas:
+    """The quotas of one rank's segment.
+
+    Args:
+        by_extents: whether objects hold whole extents (v2), or their pages (v1).
+    """
+
+    def __init__(self, machine: Machine, rank: int, removal: Removal, *, by_extents: bool) -> None:
+        self._machine = machine
+        self._rank = rank
+        self._removal = removal
+        self._by_extents = by_extents
+        self._limits: dict[int, int] = {}  # pages by tag
+        self._held: dict[int, list[_Held]] = {}
+        self._to_go: list[Life] = []
+
+    def begin_pass(self) -> None:
+        """A pass over all headers begins."""
+        self._limits, self._held = {}, {}
+        if not self._machine.control(self._rank)[0]["quotas"]:
+            return
+        rows = self._machine.quotas(self._rank)
+        rows = rows[rows != 0]
+        tags, pages = (unpack("QUOTA", name, rows).tolist() for name in ("tag", "pages"))
+        self._limits = dict(zip(tags, pages, strict=True))
+        self._held = {tag: [] for tag in self._limits}
+
+    def look(self, part: Slice) -> None:
+        """Take in a slice of the headers."""
+        if not self._limits:
+            return
+        tags = key_checks(part.headers) >> np.uint64(LAYOUT_TAG_SHIFT.value)
+        ready = (part.headers["state"] & STATE_MASK.value) == READY.value
+        for tag, held in self._held.items():
+            these = np.flatnonzero(ready & (tags == tag))
+            if len(these):
+                some = part.headers[these]
+                held.append(
+                    _Held(
+                        part.first + these,
+                        some["epoch"].astype(np.int64),
+                        self._pages(some["n_pages"]),
+                        some["last_access"].astype(np.uint64),
+                    )
+                )
+
+    def end_pass(self) -> None:
+        """The pass has looked at all headers: choose what goes."""
+        now = now_ns()
+        self._to_go = []
+        for tag, held in self._held.items():
+            if held:
+                self._choose(_Held(*map(np.concatenate, zip(*held, strict=True))), self._limits[tag], now)
+        self._held = {}
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether something that the last pass has chosen is still there."""
+        return bool(self._to_go)
+
+    def evict(self) -> int:
+        """Evict a few of what the last pass has chosen. Returns their number."""
+        some, self._to_go = self._to_go[:MOST], self._to_go[MOST:]
+        return sum(self._removal.evict_slot(self._rank, *life) == Status.OK for life in some)
+
+    def _pages(self, n_pages: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+        return self._machine.geometry.extent_pages(n_pages) if self._by_extents else n_pages.astype(np.int64)
+
+    def _choose(self, held: _Held, limit: int, now: int) -> None:
+        surplus = int(held.pages.sum()) - limit
+        if surplus <= 0:
+            return
+        order = np.argsort(-idle(held.access, now), kind="stable")
+        order = order[~stays(held.access[order], now) & (held.pages[order] > 0)]
+        before = np.cumsum(held.pages[order]) - held.pages[order]
+        chosen = order[before < surplus]
+        self._to_go += map(Life, held.slots[chosen].tolist(), held.epochs[chosen].tolist())
+
+
+# --- decides whether the sweeper joins free extents before a producer is refused a large one ---
+# Joining is not free: while a host joins, a producer that finds no extent is answered FULL instead of evicting. So it
+# must be worth it. What counts is the size of the largest objects in use. Joining pays if it at least doubles the
+# pages that are free for objects of that size, and finds room for one more. So nothing is joined in a heap that stays
+# full; and once extents were joined, producers have to split half of them before they are joined again.
+LATELY = 16  #: sweeps in which a size counts after a producer wanted it in vain
+_GAIN = 2  #: joining must find so many times the pages that are there
+
+
+class JoinAhead:
+    """Decides for one rank's segment, once a sweep. Only the owner's poller thread uses it."""
+
+    def __init__(self, machine: Machine, rank: int) -> None:
+        self._machine = machine
+        self._rank = rank
+        self._wanted = 0
+        self._sweeps_left = 0
+
+    def note_wanted(self, size_class: int) -> None:
+        """A producer was refused an extent of this class."""
+        self._wanted = max(self._wanted, self._machine.geometry.class_pages[size_class])
+        self._sweeps_left = LATELY
+
+    def pays(self, totals: Totals) -> bool:
+        """Whether joining is worth it now. `totals`: of a pass over the headers that has just ended."""
+        geometry = self._machine.geometry
+        size = max(int(geometry.extent_pages(np.array(totals.largest))), self._wanted_lately())
+        if size <= geometry.class_pages[0]:
+            return False
+        if geometry.n_pages - totals.held_pages < size:
+            return False
+        bump_ptr = int(self._machine.control(self._rank)[0]["bump_ptr"])
+        free = FreePages.of(geometry, self._machine.page_links(self._rank), bump_ptr)
+        return free.joined_to(size) >= _GAIN * free.in_extents_of(size) + size
+
+    def _wanted_lately(self) -> int:
+        """Pages of the largest extent that a producer was refused lately, or 0."""
+        if self._sweeps_left:
+            self._sweeps_left -= 1
+        else:
+            self._wanted = 0
+        return self._wanted
+
+
+# --- the sweeper ------------------------------------------------------------------------------
 @dataclass
 class SweepCounts:
     """What the sweeper of one rank has done so far."""

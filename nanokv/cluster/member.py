@@ -13,9 +13,11 @@ A part is taken by name (`cluster.member.link`).
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from enum import StrEnum
 from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -25,17 +27,17 @@ from nanokv.cluster.at_once import AtOnce
 from nanokv.cluster.card import Card, member_name
 from nanokv.cluster.changes import Changes
 from nanokv.cluster.counts import Counts
-from nanokv.cluster.departures import Departures
 from nanokv.cluster.events import Events
-from nanokv.cluster.figures import Figures
 from nanokv.cluster.generations import GenerationTeller
 from nanokv.cluster.links import open_link
 from nanokv.cluster.links.base import Link
 from nanokv.cluster.locations import Locations
 from nanokv.cluster.membership import open_membership
 from nanokv.cluster.messages.asker import Asker
+from nanokv.cluster.messages.counts import Dropped
 from nanokv.cluster.messages.feed import Publisher
 from nanokv.cluster.messages.ports import at_first_free
+from nanokv.cluster.messages.sealed import Reason
 from nanokv.cluster.messages.server import Server
 from nanokv.cluster.nodes import Nodes
 from nanokv.cluster.offering import Registered
@@ -52,6 +54,74 @@ from nanokv.heap.base import Heap
 from nanokv.types import Key, KeyDigest
 
 
+# --- what a member counts of its part in the cluster, as `NanoKVCluster.stats` and `nanokv stats` show it ---
+class Counting(Protocol):
+    """A server, an asker, or a follower of events."""
+
+    @property
+    def counts(self) -> Mapping[StrEnum, int]:
+        """What it refused or dropped, by `Reason` or `Dropped`."""
+        ...
+
+
+class Figures:
+    """Of one member.
+
+    Args:
+        counts: what it has done with other nodes.
+        staging: its reads; puller: the puts of others; putting: its own.
+    """
+
+    def __init__(self, counts: Counts, staging: Staging, puller: Puller, putting: Putting, nodes: Nodes) -> None:
+        self._counts, self._staging, self._puller, self._putting, self._nodes = counts, staging, puller, putting, nodes
+        self._counting: list[Counting] = []
+
+    def follow(self, *counting: Counting) -> None:
+        """Show what these count too."""
+        self._counting += counting
+
+    def as_dict(self) -> dict[str, int]:
+        """By name. Each reason for which messages are refused or dropped has a name of its own, though it be 0."""
+        late = {
+            "late_reads": self._staging.late,
+            "late_pulls": self._puller.late,
+            "late_puts": self._putting.late,
+            "late_put_bytes": self._putting.kept.nbytes,
+            "members_refused": self._nodes.refused,
+        }
+        found = {"messages_refused": 0, "messages_dropped": 0}
+        found |= {f"messages_refused_{reason.name.lower()}": 0 for reason in Reason}
+        found |= {f"messages_dropped_{reason.name.lower()}": 0 for reason in Dropped}
+        for each in self._counting:
+            for reason, count in each.counts.items():
+                total = "messages_refused" if isinstance(reason, Reason) else "messages_dropped"
+                found[total] += count
+                found[f"{total}_{reason.name.lower()}"] += count
+        return self._counts.as_dict() | late | found
+
+
+# --- members that have left: what was kept for them here is let go of, as the registry tells ---
+class Departures:
+    """Notices who has left.
+
+    Args:
+        nodes: the members that there are.
+        gone: called with the card of each process that is no member any more.
+    """
+
+    def __init__(self, nodes: Nodes, gone: Callable[[Card], None]) -> None:
+        self._nodes, self._gone = nodes, gone
+        self._known: dict[int, Card] = {}
+
+    def look(self) -> None:
+        """Tell of all that have left since the last look. From one thread."""
+        known = self._known
+        self._known = {card.incarnation: card for node in self._nodes.others() for card in node.cards}
+        for incarnation in known.keys() - self._known.keys():
+            self._gone(known[incarnation])
+
+
+# --- the member -------------------------------------------------------------------------------
 class Member:
     """The parts of one member that has joined. On failure nothing is left open.
 

@@ -12,22 +12,157 @@ A view is the memory itself. It shows its sequence until that moves: `append_tok
 `pin` it does not move.
 """
 
+import math
 from array import array
-from collections.abc import Iterator
+from collections import abc
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from numbers import Real
+from typing import TextIO
 
 import torch
 
-from nanokv.arguments import integer, listed
+from nanokv.arguments import integer, listed, number, whole_number
 from nanokv.errors import DuplicateKey, InvalidArgument, OutOfMemory
 from nanokv.sequences.allocator import KVHandle
-from nanokv.sequences.arena import ArenaShape, Layout
-from nanokv.sequences.arena_reports import ArenaReports
+from nanokv.sequences.arena import Arena, ArenaShape, Layout
 from nanokv.sequences.extents import Extents
-from nanokv.sequences.retention import finite, places_to_keep, tokens_to_keep
 from nanokv.sequences.sequence import Sequence, SequenceTable
 
 
+# --- which tokens of a sequence stay when it is cut down to those that matter -----------------
+def tokens_to_keep(keep: float, tokens: int) -> int:
+    """`keep` as a number of tokens: an integer of at least 1, or a fraction of `tokens`, which is rounded up.
+
+    Raises:
+        InvalidArgument: it is neither. A fraction is a float above 0 and below 1.
+    """
+    count = whole_number(keep)
+    if count is not None:
+        return integer("keep", count, 1)
+    if isinstance(keep, Real) and not isinstance(keep, bool) and 0 < keep < 1:
+        return math.ceil(keep * tokens)
+    raise InvalidArgument(f"keep must be a number of tokens, or a fraction between 0 and 1, not {keep!r}")
+
+
+def places_to_keep(importance: abc.Sequence[float], keep: int, protect_first: int, protect_last: int) -> list[int]:
+    """The places of the tokens that stay, ascending.
+
+    The first `protect_first` and the last `protect_last` stay, and of the others the most important ones; of two that
+    are equally important the later one.
+
+    Raises:
+        InvalidArgument: more tokens are protected than are to be kept.
+    """
+    first, last = integer("protect_first", protect_first, 0), integer("protect_last", protect_last, 0)
+    tokens = len(importance)
+    if keep >= tokens:
+        return list(range(tokens))
+    if first + last > keep:
+        raise InvalidArgument(f"{first} first and {last} last tokens are protected, but only {keep} are to be kept")
+    middle = sorted(range(first, tokens - last), key=lambda place: (importance[place], place), reverse=True)
+    chosen = sorted(middle[: keep - first - last])
+    return [*range(first), *chosen, *range(tokens - last, tokens)]
+
+
+def finite(name: str, value: object) -> float:
+    """A finite number, as an importance has to be."""
+    found = number(name, value)
+    if math.isinf(found):
+        raise InvalidArgument(f"{name} must be finite, not {value!r}")
+    return found
+
+
+# --- what a cache tells of its arena as a whole: its blocks, its bytes, CortexStream's reports ---
+# --- cortexStream's report on a cache ---------------------------------------------------------
+MB = 1 << 20  #: CortexStream's: it calls 67,108,864 floats 256 MB
+
+
+def cache_stats(arena: Arena, sequences: Iterable[Sequence]) -> str:
+    """The report as text. Each sequence is looked at under its lock, one after the other."""
+    shape, allocator = arena.shape, arena.allocator
+    used = allocator.used_blocks()
+    lines = [line for sequence in sequences if (line := _line(sequence, shape.block_size))]
+    return "\n".join(
+        [
+            "=== KVCache Statistics ===",
+            "Configuration:",
+            f"  Layers: {shape.num_layers}, Heads: {shape.num_heads}, HeadDim: {shape.head_dim}",
+            f"  BlockSize: {shape.block_size}, TotalBlocks: {allocator.total_blocks()}",
+            "",
+            "Allocation State:",
+            f"  Allocated sequences: {len(lines)}",
+            f"  Total allocated: {used * shape.block_bytes / MB:.2f} MB",
+            f"  Total free: {(allocator.total_blocks() - used) * shape.block_bytes / MB:.2f} MB",
+            f"  Fragmentation: {allocator.fragmentation():.2f}",
+            "",
+            "Sequences:",
+            *lines,
+            "",
+        ]
+    )
+
+
+def _line(sequence: Sequence, block_size: int) -> str:
+    with sequence.lock:
+        if not sequence.live:
+            return ""
+        handle = sequence.handle
+        where = f"blocks [{handle.start_block_index}, +{handle.num_blocks}]" if handle else "in host memory"
+        return f"  {sequence.request_id}: {sequence.tokens}/{sequence.blocks * block_size} tokens, {where}"
+
+
+# --- the arena reports ------------------------------------------------------------------------
+class ArenaReports:
+    """The part of `KVCache` that changes nothing. A report is exact while no other thread is at work."""
+
+    _shape: ArenaShape
+    _table: SequenceTable
+    _extents: Extents
+
+    def k_block(self, layer: int, block: int) -> torch.Tensor:
+        """K of a block of the arena, whosever it is: [heads, block_size, head_dim], without a copy."""
+        return self._block(self._extents.arena.k, layer, block)
+
+    def v_block(self, layer: int, block: int) -> torch.Tensor:
+        """V, as `k_block`."""
+        return self._block(self._extents.arena.v, layer, block)
+
+    def get_total_allocated(self) -> int:
+        """Bytes of the blocks of all sequences: K and V, all layers."""
+        return self._extents.arena.allocator.used_blocks() * self._shape.block_bytes
+
+    def get_total_free(self) -> int:
+        """Bytes of the free blocks."""
+        return self._extents.arena.allocator.free_blocks() * self._shape.block_bytes
+
+    def get_num_allocated_sequences(self) -> int:
+        """Sequences, those in host memory too."""
+        return len(self._table)
+
+    def is_full(self) -> bool:
+        """Whether no block is free."""
+        return self._extents.arena.allocator.free_blocks() == 0
+
+    def get_fragmentation(self) -> float:
+        """As `KVBlockAllocator.fragmentation`."""
+        return self._extents.arena.allocator.fragmentation()
+
+    def dump_cache_stats(self, stream: TextIO) -> None:
+        """Write CortexStream's report."""
+        stream.write(cache_stats(self._extents.arena, self._table.listed()))
+
+    def dump_block_map(self, stream: TextIO) -> None:
+        """As `KVBlockAllocator.dump_block_map`."""
+        self._extents.arena.allocator.dump_block_map(stream)
+
+    def _block(self, of: torch.Tensor, layer: int, block: int) -> torch.Tensor:
+        blocks = self._extents.arena.blocks(of)
+        layer, block = integer("layer", layer, 0, blocks.shape[0] - 1), integer("block", block, 0, blocks.shape[1] - 1)
+        return blocks[layer, block]
+
+
+# --- the cache --------------------------------------------------------------------------------
 class KVCache(ArenaReports):
     """K and V of many sequences. All methods may be called by any thread at any time.
 

@@ -16,9 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 from nanokv.check import run
+from nanokv.check.command import print_table
 from nanokv.check.report import CheckFailure, Row
 from nanokv.check.supervised import Began, Doing, Event
-from nanokv.check.table import print_table
 from nanokv.cli import app
 
 RUN = CliRunner()
@@ -173,7 +173,7 @@ def test_a_soak_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
         yield Row(names[0], "something", tried=3)
 
     monkeypatch.setattr("nanokv.check.command.run_supervised", nothing)
-    monkeypatch.setattr("nanokv.check.table.PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr("nanokv.check.command.PLAIN_SECONDS", 0.0)
     for arguments in ([], ["--all"], ["soak", "--seconds", "600"]):
         done = RUN.invoke(app, ["check", *arguments])
         assert done.exit_code == 0 and "30 of 600 s" in done.stderr

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 
 from nanokv.check.rank_process import wait_until
 from nanokv.cluster.messages import feed
-from nanokv.cluster.messages.feed import Publisher, Subscriber
+from nanokv.cluster.messages.feed import Publisher, Sequence, Subscriber
 from nanokv.cluster.messages.sealed import EVERYBODY, Form, Message, Reason, Rejected, Seal, Sender
-from nanokv.cluster.messages.sequence import Sequence
 from nanokv.errors import CacheClosed, InvalidArgument
 
 ROOT = Path(__file__).resolve().parents[2]

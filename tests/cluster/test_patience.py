@@ -128,7 +128,7 @@ def test_puts_to_many_nodes_that_hang(make_cluster: MakeCluster, monkeypatch: py
 
 def test_a_node_that_ends_no_read_is_asked_no_more(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was given up keeps memory until it has ended; others are read from as ever."""
-    monkeypatch.setattr("nanokv.cluster.transfers.MOST_LATE", 3)
+    monkeypatch.setattr("nanokv.cluster.reading.MOST_LATE", 3)
     monkeypatch.setattr("nanokv.cluster.nodes.AVOIDED", 0.0)
     one, _, _ = make_cluster(3, timeout=0.05)
     for node in ("n1", "n2"):

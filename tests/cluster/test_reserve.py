@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nanokv.cluster.membership import ClusterUnavailable, open_membership
-from nanokv.cluster.membership.reserve import Reserve
+from nanokv.cluster.membership.membership import Reserve
 
 from .conftest import until
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanokv.cluster.messages.replays import WINDOW, Taken
 from nanokv.cluster.messages.sealed import (
     ANY,
     BODY_LIMIT,
@@ -24,6 +23,7 @@ from nanokv.cluster.messages.sealed import (
     Seal,
     Sender,
 )
+from nanokv.cluster.messages.server import WINDOW, Taken
 from nanokv.errors import InvalidArgument
 
 SECRET = b"the secret of this cluster, only"

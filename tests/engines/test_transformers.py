@@ -25,9 +25,8 @@ pytest.importorskip("transformers", reason="needs the extra nanokv[transformers]
 import transformers
 
 from nanokv.engines.transformers import PrefixCache, PromptKV
-from nanokv.engines.transformers.expected import unexpected_mask, unexpected_positions
-from nanokv.engines.transformers.keys import KeyChain
-from nanokv.engines.transformers.model_root import weights_digest
+from nanokv.engines.transformers.prefix_cache import KeyChain, weights_digest
+from nanokv.engines.transformers.prompt_kv import unexpected_mask, unexpected_positions
 from tests.support.tiny_models import CONFIGS, HEAP, PAGE, VOCABULARY, WINDOW, GeneratingRank, prompt, tiny
 
 BLOCK = 16

@@ -11,8 +11,8 @@ from nanokv.device.segment.layout import MARK_SHIFT, SIZE_CLASSES
 from nanokv.heap.local import LocalWorld
 from nanokv.heap.world_spec import WorldSpec
 from nanokv.host_poller.free_pages import FreePages, run_lengths
-from nanokv.host_poller.join_ahead import LATELY
 from nanokv.host_poller.poller import Poller
+from nanokv.host_poller.sweeper import LATELY
 from tests.poller.test_sweeper import PAGE, Rank
 
 PAGES = 128

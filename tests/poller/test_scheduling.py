@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import nanokv
-from nanokv.host_poller.scheduling import end_sleeps_on_time, interrupt_nobody
+from nanokv.host_poller.poller import end_sleeps_on_time, interrupt_nobody
 
 _GET_TIMERSLACK = 30  # prctl's number
 needs_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has a timer slack")

@@ -19,9 +19,8 @@ from nanokv.errors import InvalidArgument, PeerLost, SegmentCorrupt
 from nanokv.heap.shm import list_worlds
 from nanokv.replay.chart import draw
 from nanokv.replay.limits import lru_rates
-from nanokv.replay.producers import PAGE_BYTES, _Producer, replay
+from nanokv.replay.producers import PAGE_BYTES, Tickets, _Producer, replay
 from nanokv.replay.run import Row, Times
-from nanokv.replay.tickets import Tickets
 from nanokv.replay.trace import Trace, make_trace, read_trace
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from nanokv.sequences import KVBlockAllocator, KVHandle
-from nanokv.sequences.free_runs import TRIES
+from nanokv.sequences.allocator import TRIES
 
 
 def largest_chunks(free: set[int], start: int, order: int) -> Iterator[tuple[int, int]]:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from nanokv.errors import OutOfMemory
-from nanokv.sequences.retention import places_to_keep
+from nanokv.sequences.cache import places_to_keep
 from tests.sequences.contents import BLOCK, DIM, HEADS, LAYERS, add, expected, small_cache, write
 
 NAMES = "abcdef"

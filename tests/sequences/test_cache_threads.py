@@ -11,7 +11,7 @@ import pytest
 
 from nanokv.errors import DuplicateKey, KeyNotFound, ObjectPinned, OutOfMemory
 from nanokv.sequences import KVCache
-from nanokv.sequences.retention import places_to_keep
+from nanokv.sequences.cache import places_to_keep
 from tests.sequences.contents import BLOCK, holds, small_cache, write
 
 NAME = "CortexStream KV cache"

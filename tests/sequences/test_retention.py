@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanokv.errors import InvalidArgument
-from nanokv.sequences.retention import places_to_keep
+from nanokv.sequences.cache import places_to_keep
 from tests.sequences.contents import add, holds, small_cache, write
 
 NAME = "CortexStream KV cache"

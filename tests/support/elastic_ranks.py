@@ -15,7 +15,7 @@ from nanokv.check.rank_process import RankCommands
 from nanokv.errors import NanoKVError
 from nanokv.heap.shm import ShmHeap
 from nanokv.membership import empty
-from nanokv.membership.move import move_object
+from nanokv.membership.empty import move_object
 from nanokv.types import Left
 
 PAGE = 4096

@@ -23,10 +23,9 @@ from nanokv.bench.gpu import clock, kernels, probe, report, steps
 from nanokv.bench.gpu.announce import host_time
 from nanokv.bench.gpu.children import Items
 from nanokv.bench.gpu.clock import Offset
-from nanokv.bench.gpu.plan import BENCHMARKS, PARTS, gpu, judged
+from nanokv.bench.gpu.plan import BENCHMARKS, PARTS, gpu, judged, targets
 from nanokv.bench.gpu.produce import STEPS, WITH_GET, latencies
 from nanokv.bench.gpu.settings import GpuSettings, toy
-from nanokv.bench.gpu.targets import targets
 from nanokv.bench.gpu.timer import Timer, graph_of
 from nanokv.bench.gpu.versions import meet
 from nanokv.bench.suite.timing import PERCENTILES, Summary

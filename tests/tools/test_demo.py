@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from nanokv.demo.prompts import BLOCK_TOKENS, SHARED_TOKENS, make_prompts, whole_blocks
-from nanokv.demo.report import Outcome
+from nanokv.demo.run import Outcome
 
 pytest.importorskip("transformers", reason="the demo needs the extra nanokv[demo]")
 

@@ -7,14 +7,33 @@ interface, which takes twice as long for a read of one line and cannot choose th
 import ctypes
 import importlib.util
 import pkgutil
+import sys
 from ctypes import POINTER, byref, c_bool, c_char_p, c_int, c_size_t, c_uint, c_uint16, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from nanokv.cluster.links.base import LinkLost, LinkUnavailable
-from nanokv.cluster.links.process_end import end_without_destructors
 
+
+# --- the end of a process that has loaded NIXL or UCX: without the destructors of its libraries, of which one
+# crashes
+# NIXL's wheel (1.5.1) has a libnl-route whose destructor uses memory of another library that is gone by then: every
+# process ended with SIGSEGV, after Python had. So C's `exit` ends such a process when everything else is done: Python
+# is finalised, functions of `atexit` have run, and C's streams are flushed. Exit codes stay as they are.
+@cache
+def end_without_destructors() -> None:
+    """Let the C library skip destructors of shared libraries at the end of this process. Once is enough."""
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None)
+    # the last one registered runs first: streams are flushed, then the process ends with its code
+    libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
+    atexit = getattr(libc, "__cxa_atexit")
+    atexit(ctypes.cast(libc.fcloseall, ctypes.c_void_p), None, None)
+
+
+# --- the nixl library -------------------------------------------------------------------------
 DRAM, VRAM = 0, 1  # nixl_capi_mem_type_t
 STRICT = 1  #: nixl_capi_thread_sync_t: one call at a time. RW, with no progress thread, lets calls of UCX race: SIGSEGV
 _BACKEND = b"UCX"

@@ -1,20 +1,141 @@
 """The membership of a process in a cluster: what callers use, and the thread that does the duties of a registry."""
 
 import contextlib
+import errno
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TypeVar
 
 from nanokv.cluster.membership.base import ClusterUnavailable, Listener, Registry, checked_card, member_id
-from nanokv.cluster.membership.listeners import Listeners
 from nanokv.cluster.membership.pulse import Pulse
-from nanokv.cluster.membership.reserve import Reserve
 from nanokv.cluster.membership.view import View
 from nanokv.errors import InvalidArgument
 
+# --- file descriptors that are kept for the heartbeat: a process that has none left must not lose its lease by that
+_KEPT = 3  #: a folder, a file in it, and its temporary one; or a connection to etcd
+_NONE_LEFT = (errno.EMFILE, errno.ENFILE)
+
+
+class Reserve:
+    """Descriptors of nothing, which are given up while work needs them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: list[int] = []
+        self._fill()
+
+    def work(self, work: Callable[[], None]) -> None:
+        """Do some work; once more with the descriptors that are kept, if there were no others."""
+        self._fill()
+        try:
+            work()
+        except OSError as error:
+            if _errno_of(error) not in _NONE_LEFT or not self._kept:
+                raise
+            self._release()
+            try:
+                work()
+            finally:
+                self._fill()
+
+    def close(self) -> None:
+        """Keep none any more. Idempotent."""
+        self._release()
+
+    def _fill(self) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            while len(self._kept) < _KEPT:
+                self._kept.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    def _release(self) -> None:
+        with self._lock:
+            kept, self._kept = self._kept, []
+        for descriptor in kept:
+            os.close(descriptor)
+
+
+def _errno_of(error: BaseException | None) -> int | None:
+    """Of an error, or of the one that caused it."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno is not None:
+            return error.errno
+        error = error.__cause__
+    return None
+
+
+# --- tells listeners who is in the cluster, on a thread of its own: a slow listener must not delay a heartbeat ---
+
+
+class Listeners:
+    """Each listener gets the newest mapping, if that is another one than it got last.
+
+    Changes that come while a listener runs are told together.
+    """
+
+    def __init__(self) -> None:
+        self._news = threading.Condition()
+        self._members: Mapping[str, bytes] = MappingProxyType({})
+        self._told: dict[int, tuple[Listener, Mapping[str, bytes] | None]] = {}
+        self._next = 0
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="nanokv-members-tell", daemon=True)
+
+    def start(self) -> None:
+        """Begin to tell."""
+        self._thread.start()
+
+    def publish(self, members: Mapping[str, bytes]) -> None:
+        """There is a new mapping."""
+        with self._news:
+            self._members = members
+            self._news.notify()
+
+    def add(self, listener: Listener) -> Callable[[], None]:
+        """Tell a listener the mapping soon, and each new one from then on. Returns what ends that; it is idempotent."""
+        with self._news:
+            number, self._next = self._next, self._next + 1
+            self._told[number] = (listener, None)
+            self._news.notify()
+
+        def unsubscribe() -> None:
+            with self._news:
+                self._told.pop(number, None)
+
+        return unsubscribe
+
+    def close(self, timeout: float) -> None:
+        """Begin no further call, and wait for one that runs, at most `timeout` seconds. Idempotent."""
+        with self._news:
+            self._closed = True
+            self._news.notify()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while (turn := self._wait()) is not None:
+            listener, members = turn
+            try:
+                listener(members)
+            except BaseException:  # also SystemExit: the thread must live on
+                logger.exception("a listener of the membership failed; it stays subscribed")
+
+    def _wait(self) -> tuple[Listener, Mapping[str, bytes]] | None:
+        """The next call to make; None at the end."""
+        with self._news:
+            while not self._closed:
+                for number, (listener, told) in self._told.items():
+                    if told is not self._members:
+                        self._told[number] = (listener, self._members)
+                        return listener, self._members
+                self._news.wait()
+        return None
+
+
+# --- the membership ---------------------------------------------------------------------------
 logger = logging.getLogger("nanokv.cluster")
 T = TypeVar("T")
 

@@ -18,11 +18,37 @@ from nanokv.arguments import integer
 from nanokv.cluster.messages import sockets
 from nanokv.cluster.messages.counts import Counts
 from nanokv.cluster.messages.loop import Loop, Wake
-from nanokv.cluster.messages.sealed import EVERYBODY, Form, Reason, Rejected, Seal, Sender, check_id
-from nanokv.cluster.messages.sequence import Sequence
+from nanokv.cluster.messages.sealed import EVERYBODY, Form, Message, Reason, Rejected, Seal, Sender, check_id
 from nanokv.cluster.resolving import when_known
 from nanokv.errors import CacheClosed
 
+
+# --- what a follower has heard of one member: which messages come next, and whether any were missed ---
+class Sequence:
+    """Of one sender. Its events are numbered from 1, anew in each of its incarnations."""
+
+    def __init__(self) -> None:
+        self._incarnation = 0  # below any: nothing was heard
+        self._last = 0
+
+    def hear(self, message: Message) -> bool:
+        """Take an event or a beat. True if messages before it were missed, or may have been, as before the first.
+
+        Raises:
+            Rejected: it was heard before, or its sender was started again since.
+        """
+        incarnation = message.sender.incarnation
+        if incarnation < self._incarnation:
+            raise Rejected(Reason.OLD_INCARNATION)
+        anew = incarnation > self._incarnation
+        expected = self._last + (message.form is Form.EVENT)
+        if message.number < expected and not anew:
+            raise Rejected(Reason.REPLAYED)
+        self._incarnation, self._last = incarnation, message.number
+        return anew or message.number > expected
+
+
+# --- the feed ---------------------------------------------------------------------------------
 _log = logging.getLogger("nanokv.cluster.messages")
 
 BEAT = 1.0  #: seconds between two beats of a publisher

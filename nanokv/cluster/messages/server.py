@@ -10,21 +10,147 @@ The thread sleeps until a message comes. While answers are pending it looks at t
 import logging
 import resource
 import select
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
 from nanokv.cluster.messages import tcp
 from nanokv.cluster.messages.counts import Counts, Dropped
-from nanokv.cluster.messages.frames import TooLong
+from nanokv.cluster.messages.frames import LONGEST, Frames, TooLong, framed
 from nanokv.cluster.messages.loop import Loop, Wake
-from nanokv.cluster.messages.replays import Taken
 from nanokv.cluster.messages.replies import Handler, Pending, Reply
-from nanokv.cluster.messages.sealed import Form, Message, Reason, Rejected, Seal, Sender
-from nanokv.cluster.messages.stream import MOST_REFUSED, Stream
+from nanokv.cluster.messages.sealed import MESSAGE_LIMIT, Form, Message, Reason, Rejected, Seal, Sender
 from nanokv.seldom import Seldom
 
+# --- A connection as a server has it: the messages that come by it, and what waits to go out ---
+FIRST = 4096  #: bytes of a message, as long as none was authentic
+MOST_REFUSED = 16  #: messages that were not authentic, before one that was
+MOST_WAITING = 16 * MESSAGE_LIMIT  #: bytes of answers that the other end has not taken
+_CHUNK = 1 << 16  #: bytes: more would be memory that the allocator takes from the kernel each time
+
+
+class Stream:
+    """A connected socket, which never blocks.
+
+    Args:
+        peer: where the other end is, for the log.
+
+    Attributes:
+        is_stranger: no authentic message has come yet. Until then it may cost little.
+        since: when it was connected, of time.monotonic.
+        refused: how many messages of a stranger were not authentic.
+    """
+
+    def __init__(self, made: socket.socket, peer: str = "") -> None:
+        self.socket, self.number, self.peer = made, made.fileno(), peer
+        self.is_stranger, self.since, self.refused = True, time.monotonic(), 0
+        self._frames = Frames(FIRST)
+        self._waiting = bytearray()
+
+    def welcome(self) -> None:
+        """An authentic message has come."""
+        self.is_stranger, self._frames.longest = False, LONGEST
+
+    def receive(self) -> Iterator[bytes]:
+        """The messages that have come.
+
+        Raises:
+            OSError: it has ended.
+            TooLong: what comes is of no use any more.
+        """
+        try:
+            data = self.socket.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        if not data:
+            raise ConnectionResetError("the other end has closed")
+        yield from self._frames.feed(data)
+
+    def send(self, message: bytes) -> bool:
+        """Send, or keep what does not go out now. False: some was kept, for `flush`.
+
+        Raises:
+            OSError: it has ended, or too much waits.
+        """
+        self._waiting += framed(message)
+        if len(self._waiting) > MOST_WAITING:
+            raise BlockingIOError("the other end does not take its answers")
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Send what was kept: whether that is all. Raises OSError: it has ended."""
+        try:
+            while self._waiting:
+                del self._waiting[: self.socket.send(self._waiting)]
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the socket. What waits is lost."""
+        self.socket.close()
+
+
+# --- the numbers of messages that a server has taken ------------------------------------------
+# A message is taken once, however often it is sent.
+#
+# As in IPsec: of each sender the newest incarnation, its highest number, and which of the numbers just below were
+# taken. What is further below is refused, for it may have been taken. Messages of one sender overtake each other,
+# since each of its threads has a connection of its own; the window is as large as what such connections hold of small
+# messages.
+WINDOW = 1 << 14  #: numbers; 2 KiB for each sender
+_ALL = (1 << WINDOW) - 1
+
+
+class Window:
+    """Which numbers of one incarnation of a sender were taken."""
+
+    def __init__(self, incarnation: int) -> None:
+        self.incarnation = incarnation
+        self._highest = 0
+        self._taken = 0  # bit i: the number `highest - i`
+
+    def take(self, number: int) -> None:
+        """Take a number.
+
+        Raises:
+            Rejected: it was taken, or is too far below the highest for anyone to know.
+        """
+        ahead = number - self._highest
+        if ahead > 0:
+            self._taken = ((self._taken << ahead) & _ALL | 1) if ahead < WINDOW else 1
+            self._highest = number
+            return
+        if -ahead >= WINDOW:
+            raise Rejected(Reason.TOO_OLD)
+        if self._taken >> -ahead & 1:
+            raise Rejected(Reason.REPLAYED)
+        self._taken |= 1 << -ahead
+
+
+class Taken:
+    """The windows of all senders. For one thread."""
+
+    def __init__(self) -> None:
+        self._windows: dict[str, Window] = {}
+
+    def take(self, sender: Sender, number: int) -> None:
+        """Take a message that is authentic.
+
+        Raises:
+            Rejected: it was taken before, or may have been, or its sender was started again since.
+        """
+        window = self._windows.get(sender.id)
+        if window is None or window.incarnation < sender.incarnation:
+            window = self._windows[sender.id] = Window(sender.incarnation)
+        elif window.incarnation > sender.incarnation:
+            raise Rejected(Reason.OLD_INCARNATION)
+        window.take(number)
+
+
+# --- the server -------------------------------------------------------------------------------
 _log = logging.getLogger("nanokv.cluster.messages")
 
 _TEXT_LIMIT = 300  #: characters of an error's text

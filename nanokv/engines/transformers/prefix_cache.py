@@ -2,22 +2,192 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+import struct
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+import xxhash
 
 from nanokv.arguments import integer
 from nanokv.cache import NanoKVCache
+from nanokv.device.machines.own_memory import plain_tensor
 from nanokv.engines.transformers.blocks import BlockStore, ReuseStats, Target
-from nanokv.engines.transformers.keys import KeyChain
 from nanokv.engines.transformers.layers import block_shape, check_model, check_precision, new_layers
-from nanokv.engines.transformers.model_root import model_root, state_of
 from nanokv.engines.transformers.prompt_kv import PromptKV, RowKeys
-from nanokv.engines.transformers.watch import watch
 from nanokv.errors import InvalidArgument
 from nanokv.terms import Hold, check_hold
+from nanokv.transfer.descriptors import flat_bytes
 
+# --- where the chains of a model begin: a digest of everything beside the tokens that its KV depends on ---
+# Two processes share blocks if this digest is the same in both. It covers the values of the weights: a name tells
+# nothing of a checkpoint that was trained further, or of a model that was made in memory.
+#: of a configuration: they may differ where the KV does not; the layout names the dtype
+_UNRELATED = ("_name_or_path", "transformers_version", "dtype", "architectures", "use_cache", "id2label", "label2id")
+
+
+def model_root(model: Any, layout: str, *, model_id: str | None, adapter: str, tenant: str) -> bytes:
+    """The root of a model's chains of keys, 32 bytes.
+
+    Args:
+        model: a PreTrainedModel.
+        layout: names shape and dtype of a block.
+        model_id: stands for the weights; None: their digest does, which reads all of them once.
+        adapter: names the adapters that are active.
+        tenant: separates users who must not notice each other's prompts.
+
+    Raises:
+        InvalidArgument: the model has adapters and `adapter` does not name them, or its weights are not in memory.
+    """
+    for name, value in (("model_id", model_id), ("adapter", adapter), ("tenant", tenant)):
+        if not isinstance(value, str) and (name, value) != ("model_id", None):
+            raise InvalidArgument(f"{name} must be a str, not {value!r}")
+    if (getattr(model, "_hf_peft_config_loaded", False) or _adapters(model)) and not adapter:
+        raise InvalidArgument("the model has adapters: name those that are active, adapter=...")
+    weights = weights_digest(model.state_dict()) if model_id is None else f"model_id {model_id}"
+    return _digest((weights, _config_text(model.config), layout, adapter, tenant))
+
+
+def state_of(model: Any) -> tuple[object, ...]:
+    """What changes if weights are loaded, trained, converted or moved, or adapters are added or switched.
+
+    It costs a look at each tensor, and reads none of their values: a change through `.data` in place is not seen.
+    """
+    return (*map(_tensor_state, model.parameters()), *_adapters(model))
+
+
+def _tensor_state(tensor: Any) -> tuple[object, ...]:
+    found: list[object] = [tensor.dtype, tensor.device, tuple(tensor.shape)]
+    for look in (tensor.data_ptr, lambda: tensor._version):
+        try:
+            found.append(look())
+        except (RuntimeError, NotImplementedError):  # a kind of its own; made in inference mode
+            found.append(id(tensor))
+    return tuple(found)
+
+
+def _adapters(model: Any) -> list[tuple[object, ...]]:
+    """Of each layer with adapters (of peft) those that are active and merged, and whether they are switched off."""
+    return [
+        (tuple(layer.active_adapters), tuple(getattr(layer, "merged_adapters", ())), layer.disable_adapters)
+        for layer in model.modules()
+        if isinstance(getattr(layer, "active_adapters", None), list | tuple) and hasattr(layer, "disable_adapters")
+    ]
+
+
+def weights_digest(weights: dict[str, Any]) -> str:
+    """A digest of the names, dtypes, shapes and values of all tensors.
+
+    Raises:
+        InvalidArgument: a tensor's bytes cannot be read: it was offloaded, or is of a kind of its own.
+    """
+    digest = xxhash.xxh3_128()
+    for name, tensor in sorted(weights.items()):
+        try:
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            digest.update(flat_bytes(plain_tensor(tensor).detach().contiguous()).cpu().numpy().data)
+        except (AttributeError, RuntimeError, TypeError, InvalidArgument) as error:
+            raise InvalidArgument(f"{name} cannot be read ({error}): name the weights, model_id=...") from None
+    return digest.hexdigest()
+
+
+def _config_text(config: Any) -> str:
+    found = {name: value for name, value in config.to_dict().items() if name not in _UNRELATED}
+    return json.dumps(found, sort_keys=True, default=str)
+
+
+def _digest(fields: Iterable[str]) -> bytes:
+    """Of some texts, each with its length, so that no two lists of texts are the same bytes."""
+    parts = [text.encode("utf-8", "surrogatepass") for text in fields]
+    return hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).digest()
+
+
+# --- calls of the model that fill a PromptKV: only those whose KV is that of their tokens, at their own positions ---
+# The tokens are recorded as the model gets them. So keys are made of what was computed, whatever `generate` does
+# between two calls: beams, drafts that are taken back, prompts in pieces. A compiled model calls these functions as
+# they are.
+#: tensors that a call may have; any other one would be in no key
+_KNOWN = frozenset(
+    ("input_ids", "attention_mask", "position_ids", "past_key_values", "cache_position", "logits_to_keep", "labels")
+)
+
+
+def watch(model: Any) -> None:
+    """Look at every call of a model that fills a PromptKV. Idempotent, and for as long as the model lives."""
+    if not any(hook is _before for hook in model._forward_pre_hooks.values()):
+        model.register_forward_pre_hook(_before, with_kwargs=True)
+        model.register_forward_hook(_after, with_kwargs=True, always_call=True)  # also after a call that has raised
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _before(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    kv = kwargs.get("past_key_values")
+    if isinstance(kv, PromptKV):
+        ids = _ids(args, kwargs)
+        _check_inputs(model, kwargs)
+        kv.begin(model, ids, kwargs.get("attention_mask"), kwargs.get("position_ids"))
+    elif any(isinstance(arg, PromptKV) for arg in args):
+        raise InvalidArgument("pass a PromptKV by name: past_key_values=...")
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _after(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    kv = kwargs.get("past_key_values")
+    if not isinstance(kv, PromptKV):
+        return
+    if output is None:
+        kv.give_up()
+    else:
+        kv.end(_ids(args, kwargs))
+
+
+def _ids(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    ids = args[0] if len(args) == 1 else kwargs.get("input_ids")
+    if len(args) > 1 or not isinstance(ids, torch.Tensor) or ids.dim() != 2:
+        raise InvalidArgument(
+            "with a PromptKV a model takes input_ids [rows, tokens], and everything else by name; no embeddings"
+        )
+    return ids
+
+
+def _check_inputs(model: Any, kwargs: dict[str, Any]) -> None:
+    check_precision(model)
+    if model.training:
+        raise InvalidArgument("the model is in training mode, in which dropout changes its KV: call model.eval()")
+    for name, value in kwargs.items():
+        if name not in _KNOWN and isinstance(value, torch.Tensor | dict):
+            raise InvalidArgument(f"the KV would depend on {name}, which is in no key")
+
+
+# --- the keys of blocks of tokens: each is a hash over its parent's key and its own token ids ---
+# So a key stands for every token up to the end of its block, and prompts that begin alike have the same keys up to
+# the block in which they part, as in vLLM's prefix caching. SHA-256: nobody can make two prompts with the same key.
+class KeyChain:
+    """The keys of one model's blocks.
+
+    Args:
+        root: what the first block is chained to. Chains with other roots share no key.
+        block_tokens: tokens in a block.
+    """
+
+    def __init__(self, root: bytes, block_tokens: int) -> None:
+        self._root = root
+        self._tokens = struct.Struct(f"<{block_tokens}q")
+        self.block_tokens = block_tokens
+
+    def keys(self, tokens: Sequence[int], parent: bytes | None = None) -> list[bytes]:
+        """The key of each whole block, 32 bytes each. `parent`: the key of the block before; None: there is none."""
+        found: list[bytes] = []
+        parent = self._root if parent is None else parent
+        for end in range(self.block_tokens, len(tokens) + 1, self.block_tokens):
+            parent = hashlib.sha256(parent + self._tokens.pack(*tokens[end - self.block_tokens : end])).digest()
+            found.append(parent)
+        return found
+
+
+# --- the prefix cache -------------------------------------------------------------------------
 _INTEGERS = (torch.int64, torch.int32)
 
 

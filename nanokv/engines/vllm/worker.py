@@ -4,14 +4,17 @@ In a cluster it joins that too, as the member of its rank: all workers of a worl
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.logger import init_logger
+from vllm.model_executor.models.utils import extract_layer_index
 
+from nanokv.background import Handle
 from nanokv.cache import NanoKVCache
 from nanokv.device.machines.gpu_threads import aside
 from nanokv.device.machines.native_code import compiled
@@ -19,21 +22,235 @@ from nanokv.engines.vllm.cluster import ClusterLoads, join
 from nanokv.engines.vllm.engine_write import EngineWrite
 from nanokv.engines.vllm.facts import FactsFiles, Mismatches, packed
 from nanokv.engines.vllm.identity import identity_of, told_facts
-from nanokv.engines.vllm.layers import Layers, layers_of
-from nanokv.engines.vllm.loading import Loading
 from nanokv.engines.vllm.lookup import LookupServer, place_of, private_folder
-from nanokv.engines.vllm.metadata import TARGET_PARAMETER, Step
+from nanokv.engines.vllm.metadata import TARGET_PARAMETER, BlockLoad, Step
 from nanokv.engines.vllm.reading import Reading
 from nanokv.engines.vllm.saving import Saving
 from nanokv.engines.vllm.settings import Ranks, Settings
 from nanokv.engines.vllm.stats import Counts, NanoKVStats
-from nanokv.errors import CacheClosed, HeapUnavailable, InvalidArgument, NanoKVError, PeerLost
+from nanokv.errors import CacheClosed, HeapUnavailable, InvalidArgument, NanoKVError, PeerLost, SegmentCorrupt
 from nanokv.heap import HeapKind
 from nanokv.heap.shm_tools import list_worlds, remove_world
+from nanokv.kv_layout import KVLayout
+from nanokv.seldom import Seldom
+from nanokv.types import Key
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+# --- A worker's loads: blocks of objects into blocks of the engine's cache, in a background thread ---
+# A block that is no longer there, or is damaged, is reported, and vLLM computes it (with
+# `kv_load_failure_policy="recompute"`). Nothing that was not verified is ever reported as loaded.
+
+REST_SECONDS = 0.005
+
+
+class Blocks(Protocol):
+    """Where blocks come from: `PagedKV`; in a cluster `ClusterLoads`."""
+
+    def get_async(
+        self,
+        keys: Sequence[Key],
+        blocks: Sequence[int],
+        *,
+        layers: range | None = None,
+        held: range | None = None,
+        source: KVLayout | None = None,
+    ) -> Handle[list[NanoKVError | None]]:
+        """See `PagedKV.get_async`."""
+        ...
+
+
+@dataclass(slots=True)
+class _Load:
+    work: BlockLoad
+    parts: list[tuple[range, Handle[list[NanoKVError | None]]]]  #: layers, and their errors per block
+
+    def done(self) -> bool:
+        return all(handle.done() for _, handle in self.parts)
+
+
+class Loading:
+    """The loads of one worker.
+
+    Args:
+        layers: of the model that this worker has.
+        by_layer: whether a forward pass begins before its last layers are loaded.
+    """
+
+    def __init__(self, paged: Blocks, reading: Reading, layers: int, counts: Counts, *, by_layer: bool) -> None:
+        self._paged = paged
+        self._reading = reading
+        self._all = range(layers)
+        self._parts = list(growing_parts(layers)) if by_layer else [self._all]
+        self._counts = counts
+        self._under_way: list[_Load] = []
+        self._seldom = Seldom(logger)
+        self._failed: set[int] = set()
+        self._failed_whole: set[str] = set()
+
+    def start(self, loads: list[BlockLoad]) -> None:
+        """Begin to load, the first layers of all requests first."""
+        begun = [(_Load(work, []), self._reading.source(work.hashes)) for work in loads]
+        for part in self._parts:
+            for load, source in begun:
+                load.parts.append((part, self._get(load.work, part, source)))
+        self._under_way += [load for load, _ in begun]
+
+    def _get(self, work: BlockLoad, part: range, source: KVLayout | None) -> Handle[list[NanoKVError | None]]:
+        held = None if part == self._all or source is not None else self._all
+        return self._paged.get_async(work.hashes, work.blocks, layers=part, held=held, source=source)
+
+    def wait(self, layer: int) -> None:
+        """Until this layer of all that was begun is loaded, or is not there."""
+        for load in self._under_way:
+            for part, handle in load.parts:
+                if layer in part:
+                    with suppress(Exception):  # `finished` reports it
+                        handle.wait()
+
+    def rest(self) -> None:
+        """Wait for the oldest load, a moment at most: a step without work would only take the interpreter from it."""
+        for _, handle in self._under_way[0].parts if self._under_way else ():
+            with suppress(Exception):  # `finished` reports it
+                handle.result(REST_SECONDS)
+
+    def finished(self) -> set[str]:
+        """The requests whose loads have ended since the last call, well or not."""
+        ended = [load for load in self._under_way if load.done()]
+        self._under_way = [load for load in self._under_way if load not in ended]
+        for load in ended:
+            self._judge(load)
+        return {load.work.request for load in ended}
+
+    def _judge(self, load: _Load) -> None:
+        work, errors = load.work, self._errors(load)
+        if work.whole and errors:
+            self._failed_whole.add(work.request)
+        else:
+            self._failed.update(work.blocks[i] for i in errors)
+        self._counts.loaded += len(work.blocks) - len(errors)
+        self._counts.lost += len(errors)
+        for damaged in (True, False):
+            some = [error for _, error in sorted(errors.items()) if isinstance(error, SegmentCorrupt) is damaged]
+            if some:
+                what, count = "damaged" if damaged else "gone", f"{len(some)} of {len(work.blocks)}"
+                line = f"NanoKV: {count} blocks of {work.request} are {what}, and are computed: {some[0]}"
+                self._seldom.warn(type(some[0]).__name__, line)
+            self._counts.damaged += len(some) if damaged else 0
+
+    def _errors(self, load: _Load) -> dict[int, Exception]:
+        """Per place of a block in the load that has failed, why."""
+        found: dict[int, Exception] = {}
+        for _, handle in load.parts:
+            try:
+                answers = handle.result()
+            except Exception as error:
+                return dict.fromkeys(range(len(load.work.blocks)), error)
+            found |= {i: error for i, error in enumerate(answers) if error is not None}
+        return found
+
+    def take_failed(self) -> set[int]:
+        """The blocks of the cache that could not be filled, since the last call."""
+        failed, self._failed = self._failed, set()
+        return failed
+
+    def take_failed_whole(self) -> set[str]:
+        """The requests that must be computed from their beginning, since the last call."""
+        failed, self._failed_whole = self._failed_whole, set()
+        return failed
+
+
+def growing_parts(layers: int) -> Iterator[range]:
+    """The layers in parts of 1, 2, 4, ...: the first one is soon there, and the number of parts stays small."""
+    first, count = 0, 1
+    while first < layers:
+        yield range(first, min(first + count, layers))
+        first, count = first + count, 2 * count
+
+
+# --- the engine's cache as `PagedKV` takes it, and the layout of the objects that come of it ---
+# vLLM gives every layer as [blocks, heads, tokens, packed], of any strides, where `packed` holds K and V of a token.
+# On a GPU these are K, then V, and an object is [layers, K and V, tokens, heads, head_size], which engines of other
+# layouts can read. On a CPU the kernels arrange the tokens of a head in their own way (K is transposed), and latents
+# are no K and V: then each head of a block is moved as it is, as if it were one token, and only heads can be told
+# apart.
+DIMENSIONS = 4
+
+
+class Layers(NamedTuple):
+    """The layers of one worker that have a cache of their own, in the order of the model."""
+
+    names: list[str]
+    planes: list[torch.Tensor]  #: as `PagedKV` takes them
+    kv_dim: int | None  #: of the planes
+    layout: KVLayout  #: of the objects
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of an object."""
+        return sum(plane[0].numel() * plane.element_size() for plane in self.planes)
+
+
+def layers_of(config: "VllmConfig", kv_caches: dict[str, torch.Tensor], rank: int) -> Layers:
+    """The layers that vLLM registers.
+
+    Args:
+        rank: of tensor parallelism.
+
+    Raises:
+        InvalidArgument: they are not as above.
+    """
+    own = _distinct(kv_caches)
+    tensors = list(own.values())
+    first = tensors[0]
+    if any(tensor.dim() != DIMENSIONS for tensor in tensors):
+        raise InvalidArgument(f"a layer's cache must have four dimensions, not {[list(t.shape) for t in tensors]}")
+    head_size, packed = config.model_config.get_head_size(), first.shape[3]
+    apart = first.device.type != "cpu" and packed == 2 * head_size and not config.model_config.use_mla
+    planes = [_halves(tensor, head_size) if apart else _heads(tensor) for tensor in tensors]
+    return Layers(list(own), planes, 1 if apart else None, _layout(config, planes[0], own, rank, apart=apart))
+
+
+def _halves(tensor: torch.Tensor, head_size: int) -> torch.Tensor:
+    """[blocks, K and V, tokens, heads, head_size], sharing memory."""
+    return tensor.view(*tensor.shape[:3], 2, head_size).permute(0, 3, 2, 1, 4)
+
+
+def _heads(tensor: torch.Tensor) -> torch.Tensor:
+    """[blocks, 1, heads, all tokens of a head], sharing memory."""
+    return tensor.view(*tensor.shape[:2], 1, -1).transpose(1, 2)
+
+
+def _distinct(kv_caches: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Without the layers that share the cache of another one."""
+    first: dict[int, str] = {}
+    for name, tensor in kv_caches.items():
+        first.setdefault(tensor.data_ptr(), name)
+    return {name: kv_caches[name] for name in first.values()}
+
+
+def _layout(
+    config: "VllmConfig", plane: torch.Tensor, layers: dict[str, torch.Tensor], rank: int, *, apart: bool
+) -> KVLayout:
+    *_, tokens, heads, size = plane.shape
+    parallel = config.parallel_config.tensor_parallel_size
+    all_heads = config.model_config.get_total_num_kv_heads()
+    divided = max(all_heads // parallel, 1) == heads  # latents are not: each rank holds all of them
+    return KVLayout(
+        layers=len(layers),
+        kv_heads=all_heads if divided else heads,
+        head_size=size,
+        block_size=tokens,
+        dtype=str(plane.dtype).removeprefix("torch."),
+        order="L2NHD" if apart else "LNHD",
+        tp_rank=rank if divided else 0,
+        tp_size=parallel if divided else 1,
+        first_layer=min(extract_layer_index(name) for name in layers),
+    )
+
+
+# --- the worker -------------------------------------------------------------------------------
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is under its own name
 
 _PAGE_ALIGNMENT = 64

@@ -9,34 +9,303 @@ loaded, which is a miss. A load that finds another dtype or shape than its memor
 """
 
 import contextlib
-from collections.abc import Sequence
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import torch
 from lmcache.lmcache_native import Bitmap
 from lmcache.logging import init_logger
-from lmcache.v1.distributed.api import KeyListPage, ObjectKey
+from lmcache.v1.distributed.api import KeyEntry, KeyListPage, ObjectKey
 from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 from lmcache.v1.memory_management import MemoryObj
+from lmcache.v1.platform import create_event_notifier
 
 from nanokv.cache import NanoKVCache
-from nanokv.errors import CacheClosed, DuplicateKey, NanoKVError, SegmentCorrupt
+from nanokv.ending import refuse_fork
+from nanokv.errors import CacheClosed, DuplicateKey, KeyNotFound, NanoKVError, NotReady, SegmentCorrupt
 from nanokv.integrations import joining
 from nanokv.integrations.lmcache import settings
-from nanokv.integrations.lmcache.catalogue import Catalogue, Sizes, name_of
-from nanokv.integrations.lmcache.locks import Locks
 from nanokv.integrations.lmcache.putting import Putting
-from nanokv.integrations.lmcache.tasks import Tasks
 from nanokv.integrations.lmcache.values import flat, tensor_of
 from nanokv.integrations.refusals import Refusals
+from nanokv.pinned import Pinned
+from nanokv.types import KeyDigest
 
 if TYPE_CHECKING:
     from lmcache.v1.distributed.api import MemoryLayoutDesc
     from lmcache.v1.distributed.internal_api import L1MemoryDesc
 
+# --- tasks of one kind, run by threads, as LMCache's controllers want them: numbered, and told of by an event fd ---
+# What the controllers count on: each task that was submitted ends with one result, whatever happens to it, and the fd
+# is readable from then on until somebody consumes it. A result is kept before the fd is signalled, by what a future
+# calls when it ends, and a future ends when its work has returned, failed, or been cancelled; so both hold.
+R = TypeVar("R")
+
+
+class Tasks(Generic[R]):
+    """Tasks with results of one type. Any thread may call.
+
+    Args:
+        name: for logs and threads.
+        numbers: of tasks; kinds of tasks may share them.
+        threads: that work at a time.
+        refusals: counts tasks that fail.
+    """
+
+    def __init__(self, name: str, numbers: "count[int]", threads: int, refusals: Refusals) -> None:
+        self._name, self._numbers, self._refusals = name, numbers, refusals
+        self._pool = ThreadPoolExecutor(threads, f"nanokv-lmcache-{name}")
+        self._notifier = create_event_notifier()
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self._running = 0
+        self._done: dict[int, R] = {}
+
+    def fileno(self) -> int:
+        """The event fd."""
+        return int(self._notifier.fileno())
+
+    @property
+    def in_flight(self) -> int:
+        """Tasks that have not ended."""
+        return self._running
+
+    def submit(self, work: Callable[[], R], failed: R) -> int:
+        """Begin a task; returns its number.
+
+        Args:
+            failed: the result if the work raises, or is cancelled because the tasks are closed.
+
+        Raises:
+            Forked: this is a child of a fork, which has no threads of ours.
+        """
+        refuse_fork(self._process)
+        number = next(self._numbers)
+        with self._lock:
+            self._running += 1
+        try:
+            future = self._pool.submit(work)
+        except RuntimeError:  # closed
+            with self._lock:
+                self._running -= 1
+                self._done[number] = failed
+            return number
+        future.add_done_callback(partial(self._end, number, failed))
+        return number
+
+    def take(self, number: int) -> R | None:
+        """The result of a task that has ended; once."""
+        with self._lock:
+            return self._done.pop(number, None)
+
+    def take_all(self) -> dict[int, R]:
+        """The results of all tasks that have ended since the last call."""
+        with self._lock:
+            done, self._done = self._done, {}
+        return done
+
+    def cancel(self) -> None:
+        """Cancel the tasks that have not begun; later ones fail at once."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def wait(self) -> None:
+        """Wait for the tasks that have begun. `cancel` comes before."""
+        self._pool.shutdown(wait=True)
+
+    def close(self) -> None:
+        """Close the event fd. `wait` comes before."""
+        self._notifier.close()
+
+    def _end(self, number: int, failed: R, future: "Future[R]") -> None:
+        result = failed
+        if not future.cancelled():
+            error = future.exception()
+            if error is None:
+                result = future.result()
+            else:
+                self._refusals.note(self._name, error, f"a {self._name} task failed: {type(error).__name__}")
+        with self._lock:
+            self._running -= 1
+            self._done[number] = result
+        self._notifier.notify()
+
+
+# --- objects that look-ups have found, held in place until LMCache unlocks them ---------------
+# A lock is a pin: NanoKV neither evicts nor removes what is pinned, and it stays readable when the process whose
+# segment has it ends. An object has one pin, however many locks it has. The pins of a process that dies are given
+# back by the owners of the segments.
+class _Lock:
+    def __init__(self, pinned: Pinned) -> None:
+        self.pinned, self.count = pinned, 1
+
+
+class Locks:
+    """The locks of one adapter. Any thread may call.
+
+    Args:
+        refusals: counts objects that are there, and cannot be held.
+    """
+
+    def __init__(self, world: NanoKVCache, refusals: Refusals) -> None:
+        self._world, self._refusals = world, refusals
+        self._mutex = threading.Lock()
+        self._locks: dict[ObjectKey, _Lock] = {}
+
+    def __len__(self) -> int:
+        return len(self._locks)
+
+    def lock(self, key: ObjectKey, name: str) -> bool:
+        """Lock an object once more; False if it is not there, or cannot be held."""
+        with self._mutex:
+            held = self._locks.get(key)
+            if held is not None:
+                held.count += 1
+                return True
+            try:
+                self._locks[key] = _Lock(self._world.pin(name))
+            except (KeyNotFound, NotReady):
+                return False
+            except NanoKVError as error:  # damaged; or there is no pin left
+                self._refusals.note("lock", error, "an object that is there is not found")
+                if isinstance(error, SegmentCorrupt):
+                    with suppress(NanoKVError):
+                        self._world.remove(name)
+                return False
+            return True
+
+    def unlock(self, keys: Sequence[ObjectKey]) -> None:
+        """Take one lock from each object. One that has none is left alone."""
+        with self._mutex:
+            for key in keys:
+                self._unlock(key)
+
+    @contextmanager
+    def held(self, key: ObjectKey) -> Iterator[torch.Tensor | None]:
+        """The bytes of an object that is locked, which stays so in the `with` block; None: it is not."""
+        with self._mutex:
+            held = self._locks.get(key)
+            if held is not None:
+                held.count += 1
+        try:
+            yield None if held is None else held.pinned.tensor
+        finally:
+            if held is not None:
+                self.unlock([key])
+
+    def close(self) -> None:
+        """Unlock all."""
+        with self._mutex:
+            for held in self._locks.values():
+                held.pinned.release()
+            self._locks.clear()
+
+    def _unlock(self, key: ObjectKey) -> None:
+        held = self._locks.get(key)
+        if held is not None:
+            held.count -= 1
+            if not held.count:
+                del self._locks[key]
+                held.pinned.release()
+
+
+# --- what an adapter has stored and is still there: for usage, listings, and LMCache's eviction ---
+# NanoKV keeps hashes of keys, and evicts by itself, so the keys are kept here, and taken out when an object has gone.
+#
+# At rest the catalogue has what the store has. Whoever has noted an object, removed one, or heard that one has gone
+# asks the store afterwards whether it is there. A note goes only if its object was missing when the store was asked
+# after the note was made: so one that is made in between, of an object that was stored anew, stays, and is asked for
+# by its maker.
+class _Note:
+    """One storing of an object. The next one of the same key is another note."""
+
+    __slots__ = ("nbytes",)
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+
+Sizes = tuple[list[ObjectKey], list[int]]  #: keys, and bytes of their objects
+
+
+def name_of(key: ObjectKey) -> str:
+    """The key of NanoKV. LMCache keeps "@" out of models and salts."""
+    return f"lmcache-l2/{key.model_name}@{key.kv_rank:x}@{key.object_group_id}@{key.chunk_hash.hex()}@{key.cache_salt}"
+
+
+class Catalogue:
+    """Keys of objects that were stored, with their sizes. Any thread may call.
+
+    Args:
+        digest: of a key of NanoKV.
+        exist: per key of NanoKV, whether its object is there.
+    """
+
+    def __init__(self, digest: Callable[[str], KeyDigest], exist: Callable[[Sequence[str]], list[bool]]) -> None:
+        self._digest, self._exist = digest, exist
+        self._lock = threading.Lock()
+        self._notes: dict[ObjectKey, _Note] = {}
+        self._keys: dict[KeyDigest, ObjectKey] = {}
+
+    def __len__(self) -> int:
+        return len(self._notes)
+
+    def add(self, keys: Sequence[ObjectKey], sizes: Sequence[int]) -> Sizes:
+        """Note objects; returns those that had been noted under the same keys, and so have gone."""
+        digests = [self._digest(name_of(key)) for key in keys]
+        with self._lock:
+            before = self._pop(key for key in dict.fromkeys(keys) if key in self._notes)
+            self._notes.update(zip(keys, map(_Note, sizes), strict=True))
+            self._keys.update(zip(digests, keys, strict=True))
+        return before
+
+    def gone(self, digests: Iterable[KeyDigest] | None = None) -> Sizes:
+        """Forget objects that may have gone, if they have; returns those. None: all may have."""
+        with self._lock:
+            keys = self._notes if digests is None else [self._keys[each] for each in digests if each in self._keys]
+            noted = {key: self._notes[key] for key in keys}
+        found = self._exist([name_of(key) for key in noted]) if noted else []
+        missing = [key for key, there in zip(noted, found, strict=True) if not there]
+        with self._lock:
+            return self._pop(key for key in missing if self._notes.get(key) is noted[key])
+
+    def page(self, model_name: str | None, page_size: int, cursor: str | None) -> KeyListPage:
+        """Some of the keys, in the order of their names.
+
+        Args:
+            cursor: of the page before.
+
+        Raises:
+            ValueError: `page_size` is not positive, or no page has that cursor.
+        """
+        if isinstance(page_size, bool) or not isinstance(page_size, int) or page_size <= 0:
+            raise ValueError(f"page_size must be a positive integer, not {page_size!r}")
+        if cursor is not None and not (isinstance(cursor, str) and cursor.startswith("lmcache-l2/")):
+            raise ValueError(f"no page has the cursor {cursor!r}")
+        with self._lock:
+            named = sorted((name_of(key), key, note.nbytes) for key, note in self._notes.items())
+        left = [
+            each for each in named if (cursor is None or each[0] > cursor) and model_name in (None, each[1].model_name)
+        ]
+        shown = left[:page_size]
+        entries = tuple(KeyEntry(key=key.to_encoded_object_key(), size_bytes=size) for _, key, size in shown)
+        return KeyListPage(entries=entries, next_page_token=shown[-1][0] if len(left) > len(shown) else None)
+
+    def _pop(self, keys: Iterable[ObjectKey]) -> Sizes:
+        known = list(keys)
+        for key in known:
+            self._keys.pop(self._digest(name_of(key)), None)
+        return known, [self._notes.pop(key).nbytes for key in known]
+
+
+# --- the adapter ------------------------------------------------------------------------------
 logger = init_logger(__name__)
 
 _GONE = ("REMOVED", "EVICTED")  #: kinds of events about one object

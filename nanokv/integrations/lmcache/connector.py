@@ -10,8 +10,9 @@ if the caller has gone, it is given back (`background`).
 """
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
@@ -26,15 +27,86 @@ from nanokv.ending import Forked
 from nanokv.errors import CacheClosed, NanoKVError
 from nanokv.integrations.joining import Store, join
 from nanokv.integrations.lmcache import settings
-from nanokv.integrations.lmcache.background import ignored, in_thread
 from nanokv.integrations.lmcache.chunks import Chunks, give_back
 from nanokv.integrations.lmcache.forms import Layout, format_of_layers
-from nanokv.integrations.lmcache.known import Known
 from nanokv.integrations.refusals import Refusals
 
+T = TypeVar("T")
+
+
+# --- the names of objects that this process has stored ----------------------------------------
+# NanoKV keeps hashes of keys, so names are kept here.
+#
+# What has gone from the store goes from here when names are listed, and whenever their number has doubled; so there
+# are never many more names than objects.
+_FEW = 4096
+
+
+class Known:
+    """Names, in the order in which they came.
+
+    Args:
+        exist: per name, whether its object is there.
+    """
+
+    def __init__(self, exist: Callable[[Sequence[str]], list[bool]]) -> None:
+        self._exist = exist
+        self._lock = threading.Lock()
+        self._names: dict[str, None] = {}
+        self._limit = _FEW
+
+    def add(self, names: Sequence[str]) -> None:
+        """Note names."""
+        with self._lock:
+            self._names.update(dict.fromkeys(names))
+            many = len(self._names) > self._limit
+        if many:
+            self._limit = max(2 * len(self.those_there()), _FEW)
+
+    def those_there(self) -> list[str]:
+        """The names whose objects are there; the others are forgotten."""
+        with self._lock:
+            names = list(self._names)
+        found = self._exist(names)
+        with self._lock:
+            for name, there in zip(names, found, strict=True):
+                if not there:
+                    self._names.pop(name, None)
+        return [name for name, there in zip(names, found, strict=True) if there]
+
+
+# --- calls in threads, awaited by an event loop: what is given up on is still cleaned up ------
+# A thread cannot be stopped. So if the awaiting task is cancelled, as LMCache does after its `blocking_timeout_secs`,
+# the call ends nevertheless, and its result, which nobody takes any more, goes to `unused`.
+
+
+async def in_thread(pool: ThreadPoolExecutor, work: Callable[[], T], unused: Callable[[T], None]) -> T:
+    """The result of `work`, run by a thread of the pool.
+
+    Raises:
+        RuntimeError: the pool was shut down.
+        asyncio.CancelledError: the awaiting task was cancelled, or the pool was shut down before `work` began.
+    """
+    future = pool.submit(work)
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        future.add_done_callback(lambda ended: _give(ended, unused))
+        raise
+
+
+def _give(ended: "Future[T]", unused: Callable[[T], None]) -> None:
+    if not ended.cancelled() and ended.exception() is None:
+        unused(ended.result())
+
+
+def ignored(result: object) -> None:
+    """Nothing is to be cleaned up."""
+
+
+# --- the connector ----------------------------------------------------------------------------
 logger = init_logger(__name__)
 
-T = TypeVar("T")
 _CLOSED = 1  #: answer of a ping
 
 

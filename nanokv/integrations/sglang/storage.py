@@ -8,19 +8,25 @@ A page is found if all of its objects are there, and each object is published wh
 stored or evicted in part is a miss, and one that was read in part is answered False.
 """
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolTransfer, PoolTransferResult
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorage,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+    PoolTransferResult,
+)
+from sglang.srt.observability.metrics_collector import StorageMetrics
 
 from nanokv.errors import InvalidArgument
 from nanokv.integrations.joining import join
 from nanokv.integrations.sglang import settings
 from nanokv.integrations.sglang.calls import Calls, or_else
-from nanokv.integrations.sglang.hits import restorable
-from nanokv.integrations.sglang.metrics import Metrics
 from nanokv.integrations.sglang.objects import Objects, view
 from nanokv.integrations.sglang.pools import KV, Pools
 from nanokv.integrations.sglang.scopes import identity_of, scopes_of
@@ -31,7 +37,102 @@ if TYPE_CHECKING:
 
     from nanokv.integrations.joining import Store
 
+# --- what SGLang's storage metrics are told: pages and bandwidth of each batch that was read or written ---
+_MOST = 4096  #: batches that are kept until SGLang asks
+_GB = 1 << 30
 
+
+class Metrics:
+    """Batches since SGLang has asked last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reads: list[tuple[int, float]] = []
+        self._writes: list[tuple[int, float]] = []
+
+    def read(self, done: Sequence[bool], page_bytes: int, started: float) -> None:
+        """A batch was read: per page whether it was, and `time.perf_counter()` of before."""
+        self._add(self._reads, done, page_bytes, started)
+
+    def wrote(self, done: Sequence[bool], page_bytes: int, started: float) -> None:
+        """A batch was written."""
+        self._add(self._writes, done, page_bytes, started)
+
+    def _add(self, batches: list[tuple[int, float]], done: Sequence[bool], page_bytes: int, started: float) -> None:
+        seconds = time.perf_counter() - started
+        pages = sum(done)
+        with self._lock:
+            if pages and seconds > 0 and len(batches) < _MOST:
+                batches.append((pages, pages * page_bytes / _GB / seconds))
+
+    def take(self) -> StorageMetrics:
+        """Pages of each batch, and GiB per second, since the last call."""
+        with self._lock:
+            reads, self._reads = self._reads, []
+            writes, self._writes = self._writes, []
+        return StorageMetrics(
+            prefetch_pgs=[pages for pages, _ in reads],
+            backup_pgs=[pages for pages, _ in writes],
+            prefetch_bandwidth=[rate for _, rate in reads],
+            backup_bandwidth=[rate for _, rate in writes],
+        )
+
+
+# --- how much of a prefix can be restored: the pages of KV, and what each further pool has for them ---
+# A prefix of n pages can be restored if each pool has what its policy asks for: all_pages the state of each page,
+# trailing_pages that of the last ones, as many as the transfer has keys. Then there may be gaps: 5 pages can be
+# restorable where 4 are not. block_groups is about a second form of the same pages, which changes nothing for them.
+Present = Callable[[str, Sequence[str]], list[bool]]  #: of a pool, by its name: whether each key's state is there
+
+
+def restorable(
+    kv_pages: int, keys: Sequence[str], transfers: Sequence[PoolTransfer], present: Present
+) -> PoolTransferResult:
+    """What SGLang's `batch_exists_v2` answers.
+
+    Args:
+        kv_pages: pages of KV that are there without a gap, from the first key on.
+
+    Raises:
+        ValueError: a policy that is none of these.
+    """
+    if not kv_pages:
+        return PoolTransferResult(0, {}, [])
+    hits: dict[str, int] = {PoolName.KV: kv_pages}
+    lengths = set(range(1, kv_pages + 1))
+    for transfer in transfers:
+        if transfer.hit_policy == PoolHitPolicy.BLOCK_GROUPS:
+            hits[transfer.name] = _in_whole_groups(transfer, present)
+            continue
+        there = present(transfer.name, keys[:kv_pages])
+        if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
+            allowed = set(range(1, leading(there) + 1))
+        elif transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
+            window = max(1, len(transfer.keys or []))
+            allowed = {n for n in range(1, kv_pages + 1) if all(there[max(0, n - window) : n])}
+        else:
+            raise ValueError(f"there is no hit policy {transfer.hit_policy!r}")
+        if allowed:
+            hits[transfer.name] = max(allowed)
+        lengths &= allowed
+    return PoolTransferResult(max(lengths, default=0), hits, sorted(lengths))
+
+
+def leading(there: Sequence[bool]) -> int:
+    """How many are true, up to the first that is not."""
+    return next((i for i, each in enumerate(there) if not each), len(there))
+
+
+def _in_whole_groups(transfer: PoolTransfer, present: Present) -> int:
+    """The pages that the leading groups cover of which all keys are there."""
+    keys, each = transfer.keys or [], transfer.group_pages
+    if each <= 0 or transfer.block_pages <= 0:
+        raise ValueError(f"block_groups needs block_pages and group_pages, not {transfer.block_pages} and {each}")
+    groups: int = leading(present(transfer.name, keys)) // each
+    return groups * int(transfer.block_pages)
+
+
+# --- the storage ------------------------------------------------------------------------------
 class NanoKVStorage(HiCacheStorage):
     """See above, and docs/sglang.md.
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from nanokv.bench.vllm.__main__ import make_prompts
 from nanokv.bench.vllm.model import make_model
 from nanokv.bench.vllm.process import Engine, connector
-from nanokv.bench.vllm.prompts import make_prompts
 
 Start = Callable[..., Engine]
 BLOCK = 32  #: tokens per block in all engines here

@@ -14,10 +14,10 @@ from vllm.v1.attention.backends import triton_attn
 import nanokv
 from nanokv.bench.vllm.process import connector
 from nanokv.engines.vllm.engine_write import EngineWrite
-from nanokv.engines.vllm.layers import _halves
 from nanokv.engines.vllm.metadata import BlockSave
 from nanokv.engines.vllm.saving import Saving
 from nanokv.engines.vllm.stats import Counts
+from nanokv.engines.vllm.worker import _halves
 from nanokv.errors import InvalidArgument
 from tests.engines.vllm.test_vllm_refusals import config_of
 from tests.gpu.on_ptx import machine_for

@@ -15,7 +15,7 @@ pytest.importorskip("lmcache", reason="needs LMCache: see docs/lmcache.md")
 from lmcache.v1.memory_management import BytesBufferMemoryObj, MemoryFormat
 
 from nanokv.errors import CacheClosed, InvalidArgument, OutOfMemory
-from nanokv.integrations.lmcache.catalogue import name_of
+from nanokv.integrations.lmcache.adapter import name_of
 from tests.integrations.lmcache.calls import PATIENCE, load, look_up, store, until
 from tests.integrations.lmcache.parts import ADAPTER, CHUNK, CONNECTOR, Backends, content, key, memory, object_key
 

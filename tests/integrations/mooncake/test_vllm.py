@@ -13,9 +13,9 @@ from nanokv.integrations.mooncake.shim import make
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
+from nanokv.bench.vllm.__main__ import make_prompts
 from nanokv.bench.vllm.model import make_model
 from nanokv.bench.vllm.process import Engine
-from nanokv.bench.vllm.prompts import make_prompts
 
 TOKENS = 8
 

@@ -10,9 +10,9 @@ import torch
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
+from nanokv.bench.vllm.__main__ import make_prompts
 from nanokv.bench.vllm.model import make_model
 from nanokv.bench.vllm.process import Engine
-from nanokv.bench.vllm.prompts import make_prompts
 from nanokv.integrations.joining import join, parse
 from tests.integrations.vllm_offload.parts import MODULE
 
