@@ -13,7 +13,6 @@ Python. While the master is dead, nothing can be put or found. Its successor sta
     dispatch    brings a request to its endpoint; the contract of all that take requests
     transport   one private gloo group between the master and each client
     server      the master's threads: they accept clients, answer requests, and reclaim
-    client      sends a rank's requests to a master in another process, with a deadline
     host_allocation  the Allocation of alloc="host": what the cache calls
 """
 

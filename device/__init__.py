@@ -21,6 +21,7 @@ two for authors of any kernel:
 
     ptx        a machine that runs compiled Triton kernels without a GPU
     gcn        the same for the machine code of AMD GPUs
+    fabric     A reader on another host: it sees the owner's memory only by transfers, in rounds
 
 and two classes for hosts that launch: `Batch`, a table of requests in device memory, and `Request`, one of its rows.
 """

@@ -1,9 +1,7 @@
 """The owner's host: it turns hints into an index, and takes back what the dead left.
 
 poller      the thread: drains the ring, sweeps, sleeps
-scheduling  lets its short pauses end on time, and interrupt nobody
 intake      from hints to rows of the index, and to events
-turn        the lock of the index, which native rounds hold for long
 index       which objects lie in this rank's segment, as arrays
 events      what listeners are told
 members     which ranks live, and the events when one comes or goes
@@ -15,10 +13,11 @@ audit       finds pages and slots that are in no place
 orphans     what the dead left in segments that nobody sweeps
 dead_pins   takes away the pins of dead readers
 coalesce    joins neighbouring free extents
-join_ahead  decides whether to join them before a producer is refused
 free_pages  which pages are free, for estimates and statistics
 water_marks evicts before producers must, if asked to
 make_room   what any host does after FULL: joins free extents, evicts a run
+labels      removes the objects whose time is over: `until` of their labels (`device/protocol/label.py`)
+removal     how an owner's poller takes objects away whose time is over, or whose identity holds too much
 """
 
 if __name__ != "nanokv.host_poller":

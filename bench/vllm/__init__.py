@@ -3,5 +3,5 @@
 model      makes a tiny model with random weights
 process    an engine as its parent sees it
 child      the process itself: commands come on stdin, answers go to stdout
-prompts    prompts that share prefixes
+fork_server  processes of engines, forked from one that has imported vLLM
 """

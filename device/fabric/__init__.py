@@ -7,6 +7,5 @@ rounds     the four rounds of a get, one function before and one after each tran
 locations  where objects of other nodes lie, which saves two rounds
 pulls      the owner's side of a put from another host
 homes      which node is the home of a key
-c_calls    calls of C functions by their address
 nixl       all rounds in one call, over NIXL's C interface
 """

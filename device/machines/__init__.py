@@ -22,6 +22,9 @@
     slices        boxes of objects, and where in such a cache they go
     full_blocks   the blocks of that cache which a step fills, and their objects
     reshape_and_cache  vLLM's functions of this name, which also publish full blocks
+    gpu_threads        nanoKV's own threads beside a process that uses a GPU
+    triton_keys        what Triton does with the constants of device functions, once per process instead of as it
+                       comes, or at each launch
 
 The simulated machine is in `sim.world`.
 """

@@ -8,4 +8,6 @@ world_table   a rank's private table of all segments, and the `world` that a ker
 native_world  that `world` on a CPU: the address of the table
 geometry      the size and offset of each region, and the first bytes of a new segment
 views         a segment in host memory, as numpy arrays
+clock         the clock of all times in a segment: of last uses, ends of leases and of lives
+last_access   ACCESS words as a host reads them from header records
 """

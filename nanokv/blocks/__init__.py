@@ -1,6 +1,20 @@
 """KVBM's block manager over NanoKV: blocks with a life cycle, whose states lie in the headers of a segment.
 
 `BlockManager` is the entrance; docs/blocks.md explains the life cycle.
+
+errors           the states of a block, and the errors that only blocks raise
+events           events: a block was registered in a pool, or its registration has ended
+handles          the handles of blocks, a type per state; each is the only one of its block until a call takes the
+                 block from it
+hashes           hashes of token blocks, chained as Dynamo's, and the NanoKV keys of registered blocks
+layout           where the layers of blocks lie in memory: KVBM's layouts, as arithmetic over regions of memory
+leases           what this process holds of a pool: blocks that it fills, and registered blocks that it uses
+metrics          KVBM's metrics of block pools, by its names, through prometheus_client
+pool             the pool of blocks in a segment: allocation, eviction, status
+segment_table    the state of every block of a pool, as the headers of its segment show it to any process
+serialized       layouts as bytes, for workers that read and write each other's blocks
+tensor_parallel  which bytes of a block go where, between workers of different tensor parallelism
+views            blocks and layers as sequences and as DLPack tensors, without a copy
 """
 
 from nanokv.blocks.errors import (

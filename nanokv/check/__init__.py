@@ -3,7 +3,6 @@
 command        `nanokv check`
 run            its parts, and how much of each is tried
 supervised     the parts in processes that Ctrl-C ends all at once
-table          what is printed
 report         rows of the table that every check fills
 concurrency    random work of threads
 histories/     calls and answers of threads and processes: linearizable for every key
@@ -21,4 +20,5 @@ slow           device functions that linger after each load
 rank_process   a rank in a process of its own, which can be killed
 ranks          such ranks with a cache on a world of shared memory
 preload        the modules that their fork server imports
+soak           A soak
 """

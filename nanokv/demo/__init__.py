@@ -9,6 +9,4 @@ decode     rank 1's part: waits for blocks, reads them, generates tokens
 reference  the part of a single process without NanoKV, to compare with
 model      a small Llama, its prefixes in a cache, and blocks of its KV
 prompts    the prompts, and how many blocks they fill
-progress   bars or lines while the demo runs
-report     the comparison with the reference, and the table
 """

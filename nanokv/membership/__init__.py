@@ -4,6 +4,4 @@ Joining is the heap's business (`heap/shm.py`, `heap/local.py`).
 
 leave         the whole of it: the order of its steps, and what is undone if a rank cannot leave
 empty         objects out of a segment, until no page is in use
-destinations  which living rank gets an object, so that nothing has to be evicted for it
-move          one object into another segment
 """

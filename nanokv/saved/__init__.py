@@ -1,7 +1,6 @@
 """Files of saved objects: a warm segment on a disk, to be loaded into any other world (docs/save_load.md).
 
 layout          the bytes of such a file
-new_file        a file that takes an older one's place when it is whole, or not at all
 source          the objects of a segment, as a save reads them
 own_segment     the same, of a rank
 mapped_segment  the same, of a world that is seen from outside, living or dead
@@ -10,4 +9,5 @@ reading         a file, checked before anything of it is used
 room            whether a segment has room for an object, so that nothing has to be evicted for it
 load            from a file to segments
 into_world      `nanokv load`: into a world whose ranks are all dead, or a new one
+times           times in a file
 """

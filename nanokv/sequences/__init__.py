@@ -5,6 +5,11 @@
     KVHandle            the blocks of one caller
 
 docs/sequences.md explains them.
+
+allocator   cortexStream's block allocator
+extents     where the sequences of a cache lie
+free_lists  the free blocks of an arena as buddies: a list per order, and a lock per list
+sequence    what a cache knows of one sequence, and the table of all of them
 """
 
 from nanokv.sequences.allocator import KVBlockAllocator, KVHandle

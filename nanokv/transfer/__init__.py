@@ -10,7 +10,6 @@ batched        many tensors: one launch on a GPU, else one by one
 paged          blocks of an engine's paged KV cache
 engine_layers  the tensors of such a cache, and what an object of some of its layers looks like
 layerwise      blocks that are stored layer by layer
-layouts        the layout of such objects, and which others can be read
 reshard        slices of objects of another layout
 cache_writer   an engine's step that writes tokens into its paged cache, and publishes full blocks
 growing_batch  the requests of a call as one launch, for `batched` and `paged`

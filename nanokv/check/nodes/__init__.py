@@ -6,11 +6,9 @@ faults    what is done to a node, and whom it cuts off
 crew      the processes of the nodes, as the check sees them
 node      a node, as a process
 caller    threads that call the cluster, and note every call
-watcher   threads that look at the other nodes without a pause
 calls     the notes, which outlive a process that is killed
 keys      numbers of keys, and of versions
 judge     what the calls of a round prove
 times     how long a fault was seen
-at_rest   a world in which nobody works: nothing leaks
 mutants   deliberate bugs, to show that the check can fail
 """

@@ -5,6 +5,5 @@ world    the rank processes, as the supervisor commands them
 work     what a rank does: the busy time of a round
 probes   puts at quiet moments, and whether they evicted what they need not
 objects  objects whose every byte follows from key and version
-ledger   where each page and each header slot of a segment is, at rest
 memory   samples of what a process holds, and whether they stay flat
 """

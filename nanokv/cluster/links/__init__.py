@@ -2,6 +2,9 @@
 
 - `nixl`: NVIDIA's NIXL, over UCX
 - `mooncake`: Mooncake's Transfer Engine, over TCP
+
+nixl_lane     what the link over NIXL knows of a peer, and what a thread needs to read from one
+nixl_library  NIXL's C interface, as ctypes: agents, memory and peers
 """
 
 from importlib import import_module

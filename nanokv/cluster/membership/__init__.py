@@ -5,7 +5,6 @@ membership    what callers use, and its thread
 base          the contract of a registry; types, limits, errors
 pulse         whether the registry answers, and whether what it says is settled
 view          who is a member, as this process knows it
-listeners     who is told
 etcd          the registry in etcd; it uses
   etcd_gateway, etcd_keys, etcd_watch
 files         the registry in a folder; it uses

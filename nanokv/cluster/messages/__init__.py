@@ -1,15 +1,12 @@
 """Authenticated control messages between the members of a cluster: questions over TCP, events over ZeroMQ.
 
 sealed      the bytes of a message, and the MAC that shows who wrote it
-replays     the numbers of messages that a server has taken: none is taken twice
 counts      what was refused or dropped, and why
 replies     what a handler of a server is, and what it may answer
 server      takes questions in one thread, and answers them
 asker       asks and tells, from any thread
-connection  the socket to one address with which one thread does that; `stream`: the server's end of it
 tcp         the sockets of both, and their addresses; `ports`: one of a range; `frames`: messages in a stream of bytes
 feed        events from one member to all who follow it; gaps are noticed
-sequence    what a follower has heard of one member
 loop        the thread of a server or a subscriber: sleeps until something comes
 sockets     ZeroMQ sockets of the feed
 

@@ -4,10 +4,6 @@ prefix_cache   `PrefixCache`: a model and a cache, joined: makes a `PromptKV` fo
 prompt_kv      `PromptKV`: the KV of some prompts, a DynamicCache that knows the tokens it holds
 blocks         blocks between a PromptKV and a NanoKVCache: read, gather, put
 layers         which models can be served, the shape of their KV, and sliding windows that keep what slides out
-watch          calls of the model: records its tokens, refuses inputs that are in no key
-expected       the attention mask and the positions that a prompt has
-keys           the keys of blocks: chained hashes over token ids
-model_root     where the chains of a model begin: its weights, configuration, dtype, adapter and tenant
 """
 
 from nanokv.engines.transformers.blocks import ReuseStats

@@ -19,6 +19,9 @@
 | `flags.py` | command lines to copy: `nanokv vllm-flags` |
 
 Tested with vLLM 0.32. The interface is vLLM's `KVConnectorBase_V1`.
+
+facts  what engines say that their KV means, so that users are told which setting differs when two engines share
+       nothing
 """
 
 from typing import TYPE_CHECKING, Any

@@ -5,9 +5,7 @@ values                         what memory objects of LMCache are as tensors, an
 forms                          which object of NanoKV holds a chunk: its key and memory format
 chunks                         chunks stored and read, many in one call
 putting                        puts of both
-background, known              threads under an event loop; the names of what was stored
 connector                      NanoKVConnector, a `RemoteConnector`
-tasks, locks, catalogue        of the adapter: tasks with event fds, what is held in place, what it has stored
 adapter                        NanoKVL2Adapter, an `L2AdapterInterface`, and its configuration
 
 LMCache's own modules are imported by this package, so it is for LMCache's processes only.

@@ -2,9 +2,9 @@
 
 settings, identity     what is configured, and what becomes part of every key
 tier                   NanoKVTier, a `SecondaryTierManager`: rows of vLLM's primary tier
-jobs, lookups          its copies, and its questions
+jobs                   its copies, and its questions
 spec                   NanoKVOffloadingSpec, of `OffloadingConnector`
-manager, pins          its scheduler's side: which blocks are there, and held for a load
+manager                its scheduler's side: which blocks are there, and held for a load
 worker, chunks         its workers' side: copies between the engine's cache and NanoKV's pages
 announcing, counts     events and metrics of both
 """
