@@ -177,7 +177,7 @@ class Child:
         """Remove all stored blocks; or only between the next look-up that finds some, and its load."""
         if not after_lookup:
             return sum(self._each_worker(drop_stored))
-        workers = _nanokv(self._scheduler_connector())._scheduler._workers
+        workers = _nanokv(self._scheduler_connector())._scheduler.workers
         ask = workers.prefix_length
 
         def prefix_length(hashes: Any) -> int:

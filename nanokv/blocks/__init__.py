@@ -4,13 +4,11 @@
 
 errors           the states of a block, and the errors that only blocks raise
 events           events: a block was registered in a pool, or its registration has ended
-handles          the handles of blocks, a type per state; each is the only one of its block until a call takes the
-                 block from it
+manager          the pool of blocks in a segment, their handles, registration and matching: `BlockManager`
 hashes           hashes of token blocks, chained as Dynamo's, and the NanoKV keys of registered blocks
 layout           where the layers of blocks lie in memory: KVBM's layouts, as arithmetic over regions of memory
 leases           what this process holds of a pool: blocks that it fills, and registered blocks that it uses
 metrics          KVBM's metrics of block pools, by its names, through prometheus_client
-pool             the pool of blocks in a segment: allocation, eviction, status
 segment_table    the state of every block of a pool, as the headers of its segment show it to any process
 serialized       layouts as bytes, for workers that read and write each other's blocks
 tensor_parallel  which bytes of a block go where, between workers of different tensor parallelism
@@ -36,7 +34,6 @@ from nanokv.blocks.events import (
     PublishHandle,
     every_block,
 )
-from nanokv.blocks.handles import CompleteBlock, ImmutableBlock, MutableBlock, WeakBlock
 from nanokv.blocks.hashes import SequenceHash, TokenBlock, salt_hash_of, token_blocks
 from nanokv.blocks.layout import (
     FullyContiguous,
@@ -47,9 +44,8 @@ from nanokv.blocks.layout import (
     MemoryRegion,
     align_up,
 )
-from nanokv.blocks.manager import BlockManager
+from nanokv.blocks.manager import BlockManager, CompleteBlock, ImmutableBlock, MutableBlock, PoolStatus, WeakBlock
 from nanokv.blocks.metrics import BlockMetrics
-from nanokv.blocks.pool import PoolStatus
 from nanokv.blocks.serialized import RemoteLayout, deserialize, serialize
 from nanokv.blocks.tensor_parallel import Copy, Shard, apply, gather_scatter
 from nanokv.blocks.views import Block, BlockList, Layer

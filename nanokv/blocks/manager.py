@@ -1,4 +1,16 @@
-"""KVBM's block manager over NanoKV: a pool of blocks, and what their contents add: registration, matching, events.
+"""KVBM's block manager over NanoKV: a pool of blocks in a segment, their handles, and what their contents add.
+
+A pool is allocation, eviction, status; contents add registration, matching, events.
+
+Who shares it: every process with a pool over the same segment, for the blocks and their states are in its headers
+(`segment_table`). A pool object keeps only what this process holds.
+
+What it guarantees
+- `allocate_blocks` gives all blocks or none. It takes reset blocks first; then it evicts registered blocks that no
+  process uses. Nothing that is pinned, leased or kept goes: the protocol refuses it, however old the look was.
+- One extent of the segment stays free of blocks: a registration copies into it. So a full pool can register.
+- Calls from several threads take turns. Of several processes that allocate the last blocks at once, each gives back
+  what is too much, and tries again: then None may be an accident, too many blocks are never the answer.
 
 Registering. A block is filled under a private key, for its sequence hash is known only when its last token is. To
 register it is one put of its bytes under the key of its sequence hash: READY, visible to every process, or, if the hash
@@ -9,23 +21,37 @@ over by then, and the block gone, it is put again.
 """
 
 import contextlib
+import logging
+import random
+import threading
 import time
-from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from typing import Literal, get_args
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, Self, get_args
 
+import numpy as np
 import torch
 
 from nanokv.arguments import integer, listed, seconds
-from nanokv.blocks.errors import BlockState
-from nanokv.blocks.events import EventPublisher
-from nanokv.blocks.handles import CompleteBlock, ImmutableBlock, MutableBlock
-from nanokv.blocks.hashes import SequenceHash, TokenBlock
+from nanokv.blocks.errors import BlockFull, BlockNotFull, BlockState, InvalidState, NoSuchAction, PoolInUse
+from nanokv.blocks.events import EventPublisher, PublishHandle
+from nanokv.blocks.hashes import (
+    Keys,
+    SequenceHash,
+    TokenBlock,
+    checked_parent,
+    checked_salt,
+    checked_tokens,
+    sequence_of,
+    token_block,
+)
 from nanokv.blocks.layout import FullyContiguous, LayoutConfig, MemoryDescriptor
-from nanokv.blocks.leases import Held, Lease
-from nanokv.blocks.metrics import BlockMetrics
-from nanokv.blocks.pool import BlockPool
+from nanokv.blocks.leases import ActivePool, Held, Lease, Slot, Slots
+from nanokv.blocks.metrics import BlockMetrics, Counts
+from nanokv.blocks.segment_table import FirstInFirstOut, Row, Table, order_named
+from nanokv.blocks.views import BlockView
 from nanokv.cache import NanoKVCache
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.clock import now_ns
@@ -39,18 +65,520 @@ from nanokv.errors import (
     OutOfMemory,
     SegmentCorrupt,
 )
+from nanokv.seldom import Seldom
 from nanokv.terms import PRIORITIES, Hold, Priority
 from nanokv.types import KeyDigest
 
+logger = logging.getLogger(__name__)
 
-# --- matching registered blocks by their sequence hashes --------------------------------------
-# A match is a pin on the object of the hash, in whatever segment of the world it lies: so the block stays, and other
-# processes see that it is in use. Every handle of this process shares one pin. All hashes of a call are looked up
-# under one lock of the pool; other processes may register and evict meanwhile, and then a match finds each block or
-# does not.
-class MatchingPool(BlockPool):
-    """A pool whose registered blocks are found by what is in them."""
+_TRIES = 8  #: of an allocation, if other processes take what it was to get
+_LONGEST_REST = 0.002  #: seconds between two tries, so that two processes do not give back in step
+Duplication = Literal["allow", "reject"]
+_ON_ITS_WAY = 5.0  #: seconds of lease between a put and its pin
+_REST = 0.001  #: seconds between two tries to register
 
+
+class PoolStatus(NamedTuple):
+    """The blocks of a pool by state, in all processes. Those missing in the sum are leased, kept or foreign."""
+
+    total: int
+    reset: int  #: can be allocated without an eviction
+    filling: int  #: held by their creators, or by nobody and waiting for a grace period
+    active: int  #: registered, in use
+    inactive: int  #: registered, used by nobody: can be evicted
+
+
+# --- handles -----------------------------------------------------------------------------------
+# The handles of blocks, a type per state; each is the only one of its block until a call takes the block from it.
+#
+#     MutableBlock    Reset, and Partial after `init_sequence`
+#     CompleteBlock   Complete
+#     ImmutableBlock  Registered; a block may have several
+#     WeakBlock       Registered, or gone: holds nothing
+#
+# What it guarantees: the transitions of KVBM's table, and no other. A call that is not possible raises InvalidState,
+# with
+# the state that the block is in, or was when this handle lost it, and changes nothing. Transitions run under the lock
+# of
+# the manager, so of two threads that commit one block, one does and the other is refused.
+#
+# A handle that was dropped, by `drop`, a `with` block or by nobody referring to it, gives its block back: a mutable or
+# complete one to the reset pool, the last one of a registered block to the inactive pool. After `drop` no view of the
+# bytes may be used.
+ACTIONS = ("init_sequence", "add_token", "add_tokens", "commit", "register", "reset", "downgrade")
+
+
+class BlockHandle(BlockView):
+    """What all handles have in common. As a sequence, a block has its layers."""
+
+    _state: BlockState
+
+    def __init__(self, manager: "BlockManager", lease: Lease) -> None:
+        self._manager, self._lease = manager, lease
+        self._ended_by: str | None = None
+
+    @property
+    def state(self) -> BlockState:
+        """Of the block; once the handle has lost it, the last one."""
+        return self._state
+
+    @property
+    def valid(self) -> bool:
+        """Whether the handle still has its block."""
+        return self._ended_by is None
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The elements in place: [1, layers, outer, page_size, inner_dim]."""
+        self._check("tensor")
+        self._manager._check_open()
+        return self._lease.tensor(self._manager.layout)
+
+    @property
+    def block_id(self) -> int:
+        """The number of the block's header in the segment."""
+        return self._lease.holds.place.slot
+
+    def drop(self) -> None:
+        """Give the block back. Idempotent; nothing if another call has taken the block, or the manager is closed."""
+        if self._manager._cache.closed:  # or this is a fork: the block is its parent's
+            self._ended_by = self._ended_by or "drop"
+            return
+        with self._manager._lock:
+            if self._ended_by is None:
+                self._ended_by = "drop"
+                self._manager._drop(self._lease)
+
+    def __enter__(self) -> Self:
+        self._check("with")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.drop()
+
+    def __repr__(self) -> str:
+        ended = "" if self._ended_by is None else f", ended by {self._ended_by}"
+        return f"<{type(self).__name__} {self.block_id}, {self._state.value}{ended}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidArgument(
+            "the handle of a block cannot be copied or sent: clone an ImmutableBlock, or match its hash"
+        )
+
+    if not TYPE_CHECKING:  # a type checker is to see the actions of each type only
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name in ACTIONS and "_manager" in self.__dict__:
+                raise NoSuchAction(name, self._state, self._ended_by)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _check(self, action: str, *states: BlockState) -> None:
+        """Raises InvalidState unless the handle has its block, in one of `states`; none: in any."""
+        if self._ended_by is not None or (states and self._state not in states):
+            raise InvalidState(action, self._state, self._ended_by)
+
+    def _take(self, action: str) -> Lease:
+        """The block goes to another handle. The caller has checked, under the lock."""
+        self._ended_by = action
+        return self._lease
+
+
+class MutableBlock(BlockHandle):
+    """A block that its holder fills with tokens, and writes the elements of, as it likes."""
+
+    def __init__(self, manager: "BlockManager", lease: Lease) -> None:
+        super().__init__(manager, lease)
+        self._state = BlockState.RESET
+        self._tokens: list[int] = []
+        self._salt_hash = 0
+        self._parent: SequenceHash | None = None
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Those added so far."""
+        return tuple(self._tokens)
+
+    @property
+    def remaining(self) -> int:
+        """How many more tokens it takes."""
+        return self._manager.block_size - len(self._tokens)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it can be committed."""
+        return not self.remaining
+
+    def init_sequence(self, salt_hash: int, parent: SequenceHash | None = None) -> None:
+        """Reset to Partial.
+
+        Args:
+            salt_hash: u64, of the request.
+            parent: of the block before this one in the sequence; None: this is the first one.
+
+        Raises:
+            InvalidState, InvalidArgument: nothing was changed.
+        """
+        salt_hash, parent = checked_salt(salt_hash), checked_parent(parent)
+        with self._manager._entered():
+            self._check("init_sequence", BlockState.RESET)
+            self._salt_hash, self._parent, self._state = salt_hash, parent, BlockState.PARTIAL
+
+    def add_token(self, token: int) -> None:
+        """Add a token, u32, to a Partial block: as `add_tokens`."""
+        self._add("add_token", [token])
+
+    def add_tokens(self, tokens: Iterable[int]) -> None:
+        """Add tokens, u32 each, to a Partial block.
+
+        Raises:
+            BlockFull: there is not room for all: none was added.
+            InvalidState, InvalidArgument: none was added.
+        """
+        self._add("add_tokens", tokens)
+
+    def _add(self, action: str, tokens: Iterable[int]) -> None:
+        checked = checked_tokens(tokens)
+        with self._manager._entered():
+            self._check(action, BlockState.PARTIAL)
+            if len(checked) > self.remaining:
+                raise BlockFull(f"{len(checked)} tokens were to be added to a block that takes {self.remaining} more")
+            self._tokens += checked
+
+    def commit(self) -> "CompleteBlock":
+        """Partial to Complete; this handle ends.
+
+        Raises:
+            BlockNotFull: tokens are missing.
+            InvalidState: nothing was changed.
+        """
+        with self._manager._entered():
+            self._check("commit", BlockState.PARTIAL)
+            if self.remaining:
+                raise BlockNotFull(f"a block lacks {self.remaining} of {self._manager.block_size} tokens")
+            block = token_block(self._tokens, self._salt_hash, self._parent)
+            return self._manager._completed(self._take("commit"), block)
+
+    def reset(self) -> None:
+        """Partial to Reset: the tokens go. The handle keeps the block; the elements are as they are.
+
+        Raises:
+            InvalidState: it has no sequence.
+        """
+        with self._manager._entered():
+            self._check("reset", BlockState.PARTIAL)
+            self._tokens, self._parent, self._state = [], None, BlockState.RESET
+
+
+class CompleteBlock(BlockHandle):
+    """A block with all its tokens, which nobody else sees. Its elements are complete when it is registered."""
+
+    _state = BlockState.COMPLETE
+
+    def __init__(self, manager: "BlockManager", lease: Lease, block: TokenBlock) -> None:
+        super().__init__(manager, lease)
+        self.token_block = block
+
+    @property
+    def sequence_hash(self) -> SequenceHash:
+        """Of its tokens and all before them."""
+        return self.token_block.sequence_hash
+
+    def register(self) -> "ImmutableBlock":
+        """Complete to Registered: `BlockManager.register_block`."""
+        return self._manager.register_block(self)
+
+    def reset(self) -> MutableBlock:
+        """Complete to Reset: the tokens go. This handle ends, the new one has the block.
+
+        Raises:
+            InvalidState: this handle has ended.
+        """
+        with self._manager._entered():
+            self._check("reset")
+            return self._manager._mutable(self._take("reset"))
+
+    @property
+    def _slot(self) -> Slot:
+        assert isinstance(self._lease.holds, Slot)
+        return self._lease.holds
+
+
+class ImmutableBlock(BlockHandle):
+    """A registered block. While a handle of any process holds it, it stays. Do not write to its elements."""
+
+    _state = BlockState.REGISTERED
+
+    @property
+    def sequence_hash(self) -> SequenceHash:
+        """What is in it."""
+        return self._held.sequence
+
+    @property
+    def is_duplicate(self) -> bool:
+        """Whether matching finds another block of this sequence hash."""
+        return self._held.primary is not None
+
+    def clone(self) -> "ImmutableBlock":
+        """A further handle of the same block.
+
+        Raises:
+            InvalidState: this handle has ended.
+        """
+        with self._manager._entered():
+            self._check("clone")
+            self._held.handles += 1
+            return self._manager._immutable(self._held)
+
+    def downgrade(self) -> "WeakBlock":
+        """A reference that holds nothing; this handle stays as it is.
+
+        Raises:
+            InvalidState: this handle has ended.
+        """
+        self._check("downgrade")
+        return WeakBlock(self._manager, self.sequence_hash)
+
+    @property
+    def _held(self) -> Held:
+        assert isinstance(self._lease.holds, Held)
+        return self._lease.holds
+
+
+class WeakBlock:
+    """A sequence hash that was registered once, and may be still."""
+
+    def __init__(self, manager: "BlockManager", sequence_hash: SequenceHash) -> None:
+        self._manager, self.sequence_hash = manager, sequence_hash
+
+    def upgrade(self) -> ImmutableBlock | None:
+        """A handle of the block of this sequence hash, active or inactive; None if it is gone."""
+        return self._manager._matched(self.sequence_hash)
+
+
+# --- the manager -------------------------------------------------------------------------------
+class BlockManager:
+    """A pool of blocks in a segment of a world, shared with all processes that have one over it.
+
+    Args:
+        cache: a rank of a world with `alloc="device"` and `evict=False`, and with an identity if models share it.
+        layout: of one block; the same in all managers of the pool.
+        segment: the rank in whose segment the pool lies; default: the cache's own. It should have no other objects.
+        total_blocks: default: as many as the segment holds, but for the one that registrations copy into.
+        eviction: "lru": by the last use in any process; "fifo": by registration, as this process has seen it;
+            "priority": by the priority of the registration, then as "lru".
+        duplication: what registering a hash does that is registered: "allow": the block is kept as a further one, which
+            matching does not find; "reject": it is reset, and the handle is of the one that was registered.
+        events: takes Store and Remove of the blocks that this manager registers.
+        metrics: shows this pool under the name `pool`.
+        storage_location: of the events; default: names world and segment.
+        patience: seconds for which a registration waits for room, or for another process that registers the same.
+
+    Raises:
+        InvalidArgument: a value cannot be, or the world cannot have such a pool.
+
+    Use it from any thread. `close` it, or use it in a `with` block; closing its cache closes it first.
+    """
+
+    def __init__(
+        self,
+        cache: NanoKVCache,
+        layout: LayoutConfig,
+        *,
+        segment: int | None = None,
+        total_blocks: int | None = None,
+        eviction: str = "lru",
+        duplication: Duplication = "allow",
+        events: EventPublisher | None = None,
+        metrics: BlockMetrics | None = None,
+        pool: str = "nanokv",
+        storage_location: str | None = None,
+        patience: float = 1.0,
+    ) -> None:
+        segment = integer("segment", cache.rank if segment is None else segment, 0, cache.world_size - 1)
+        if duplication not in get_args(Duplication):
+            raise InvalidArgument(f"duplication must be one of {get_args(Duplication)}, not {duplication!r}")
+        cache.engine.check_open()
+        order = order_named(eviction) if isinstance(eviction, str) else None
+        if order is None:
+            raise InvalidArgument(f'eviction must be "lru", "fifo" or "priority", not {eviction!r}')
+        self._cache, self.layout, self.segment = cache, layout, segment
+        self._geometry, self._order = cache.engine.geometry, order
+        _check_world(cache, layout, segment)
+        pages = np.array([self._geometry.pages_of(layout.natural_block_stride)])
+        self._pages = int(self._geometry.extent_pages(pages)[0])
+        most = self._geometry.n_pages // self._pages - 1  # one extent is what registrations copy into
+        if most < 1:
+            raise InvalidArgument(
+                f"a segment of {self._geometry.n_pages} pages needs room for two blocks of {pages[0]}"
+            )
+        self._total = most if total_blocks is None else integer("total_blocks", total_blocks, 1, most)
+        self._keys = Keys(cache.digest("").key_check >> 32)
+        self._group = f"nanokv.blocks {layout.block_shape} {layout.dtype}"
+        self._group_word = cache.engine.hasher.group(self._group)
+        self._slots = Slots(cache, segment, layout.natural_block_stride, Hold(group=self._group))
+        self._active = ActivePool(cache, layout)
+        self._dropped: deque[Slot | Held] = deque()
+        self._published: dict[KeyDigest, PublishHandle] = {}
+        self._counts, self._seldom = Counts(), Seldom(logger)
+        self._lock = threading.RLock()
+        self._open = True
+        self._order(self._look())  # first in, first out needs to know what is there
+        self.duplication_policy: Duplication = duplication
+        self._patience = seconds("patience", patience)
+        self._events = events
+        self._location = f"nanokv:{cache.engine.heap.name}:{segment}" if storage_location is None else storage_location
+        self._pool, self._metrics = pool, metrics
+        if metrics is not None:
+            metrics.add(pool, self._counts, self._gauges)
+        self._forget = None if events is None else events.before_flush(self.note_removed)
+        self._stay = cache.engine.before_close(self.close)
+
+    # --- what there is ---
+    @property
+    def total_blocks(self) -> int:
+        """The blocks of this pool."""
+        return self._total
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self.layout.page_size
+
+    @property
+    def available_blocks(self) -> int:
+        """Blocks that can be allocated: reset and inactive ones."""
+        found = self.status()
+        return found.reset + found.inactive
+
+    def status(self) -> PoolStatus:
+        """The blocks by state, from one look at the headers."""
+        with self._entered():
+            table = self._look()
+            counted = (int(mask.sum()) for mask in (table.held, table.active, table.inactive))
+            return PoolStatus(self._total, self._reset_size(table), *counted)
+
+    def _gauges(self) -> dict[str, float]:
+        """The values of `metrics.GAUGES`; zeros once the pool is closed."""
+        try:
+            found = self.status()
+        except NanoKVError:  # closed, or this is a fork
+            return {"inflight_mutable": 0, "inflight_immutable": 0, "reset_pool_size": 0, "inactive_pool_size": 0}
+        return {
+            "inflight_mutable": sum(self._slots.mutable.values()),
+            "inflight_immutable": self._active.handles,
+            "reset_pool_size": found.reset,
+            "inactive_pool_size": found.inactive,
+        }
+
+    # --- allocation ---
+    def allocate_blocks(self, count: int) -> list[MutableBlock] | None:
+        """That many blocks in state Reset, or None if there are not so many reset and inactive ones.
+
+        Raises:
+            PeerLost: the rank whose segment has the pool has ended.
+        """
+        found = self.allocate_blocks_with_evictions(count)
+        return None if found is None else found[0]
+
+    def allocate_blocks_with_evictions(self, count: int) -> tuple[list[MutableBlock], list[SequenceHash]] | None:
+        """As `allocate_blocks`; also the sequence hashes of the registered blocks that were evicted for it."""
+        count, evicted = integer("count", count, 0), list[SequenceHash]()
+        with self._entered():
+            for _ in range(_TRIES):
+                slots = self._slots_for(count, evicted)
+                if slots is None:
+                    break
+                if len(slots) == count:
+                    return [self._mutable(self._lease(slot)) for slot in slots], evicted
+                time.sleep(random.uniform(0, _LONGEST_REST))
+        self._counts.add(refused=1)
+        self._seldom.warn("refused", f"NanoKV: {count} blocks were asked for, and too few of {self._total} are free")
+        return None
+
+    def _slots_for(self, count: int, evicted: list[SequenceHash]) -> list[Slot] | None:
+        """That many slots; none, if other processes were faster; None, and nothing was evicted, if there are too few.
+
+        Args:
+            evicted: takes the hashes of blocks that were evicted.
+        """
+        table = self._look()
+        reset = self._reset_size(table)
+        if reset + int(table.inactive.sum()) < count:
+            return None
+        gone = self._evict(table, count - reset)
+        evicted += [found for row in gone if (found := sequence_of(row.key)) is not None]
+        slots = self._slots.open([self._keys.private() for _ in range(count)])
+        if slots is None or (self._cache.world_size > 1 and self._look().used > self._total):
+            for slot in slots or ():
+                self._slots.close(slot)
+            return []
+        self._counts.add(allocations=count, allocations_from_reset=count - len(gone))
+        return slots
+
+    def reset_inactive_pool(self) -> int:
+        """Evict all inactive blocks; returns how many.
+
+        Raises:
+            PoolInUse: some blocks are still in use. All inactive ones were evicted.
+        """
+        with self._entered():
+            gone = self._evict(table := self._look(), int(table.inactive.sum()))
+            reset = self._reset_size(self._look())
+        if reset != self._total:
+            raise PoolInUse(self._total, reset)
+        return len(gone)
+
+    def _evict(self, table: Table, count: int) -> list[Row]:
+        """Evict up to so many inactive blocks, in the order of the policy."""
+        gone: list[Row] = []
+        if count <= 0:
+            return gone
+        candidates = np.flatnonzero(table.inactive)
+        for at in candidates[np.argsort(self._order(table)[candidates], kind="stable")].tolist():
+            row = table.row(at)
+            if self._cache.engine.allocation.evict_slot(self.segment, row.slot, row.epoch) == Status.OK:
+                gone.append(row)
+                self._unpublish(row.key)
+                if len(gone) == count:
+                    break
+        self._counts.add(evictions=len(gone))
+        return gone
+
+    # --- what this process holds ---
+    def _lease(self, holds: Slot | Held) -> Lease:
+        return Lease(self._cache, holds, self._dropped)
+
+    def _drop(self, lease: Lease) -> None:
+        """A call has dropped a handle. Under the lock."""
+        if lease.end() and self._open and not self._cache.closed:
+            self._give_back(lease.holds)
+
+    def _give_back(self, holds: Slot | Held) -> None:
+        if isinstance(holds, Slot):
+            self._slots.close(holds)
+        else:
+            self._active.release(holds, now_ns())
+
+    def _look(self) -> Table:
+        return Table(self._cache.engine.machine, self.segment, self._group_word)
+
+    def _reset_size(self, table: Table) -> int:
+        """Blocks that no object has, as far as the segment has room beside objects of others."""
+        room = table.free_pages // self._pages + int(table.copying.sum()) - 1
+        return max(min(self._total - table.used, room), 0)
+
+    def _note_registered(self, held: Held) -> None:
+        if isinstance(self._order, FirstInFirstOut):
+            self._order.note(held.place.slot, held.place.epoch)
+
+    def _unpublish(self, key: KeyDigest) -> None:
+        handle = self._published.pop(key, None)
+        if handle is not None:
+            handle.close()
+
+    # --- matching ---
     def match_blocks(self, sequence_hashes: Sequence[SequenceHash]) -> list[ImmutableBlock]:
         """Handles of the registered blocks of the longest prefix: up to the first hash that no block has.
 
@@ -142,69 +670,6 @@ class MatchingPool(BlockPool):
             with suppress(NanoKVError):
                 self._cache.remove(key)  # else it would be found again
             return None
-
-    @abstractmethod
-    def _immutable(self, held: Held) -> ImmutableBlock:
-        """A handle, which was counted. Under the lock."""
-
-
-# --- the manager ------------------------------------------------------------------------------
-Duplication = Literal["allow", "reject"]
-_ON_ITS_WAY = 5.0  #: seconds of lease between a put and its pin
-_REST = 0.001  #: seconds between two tries to register
-
-
-class BlockManager(MatchingPool):
-    """A pool of blocks in a segment of a world, shared with all processes that have one over it.
-
-    Args:
-        cache: a rank of a world with `alloc="device"` and `evict=False`, and with an identity if models share it.
-        layout: of one block; the same in all managers of the pool.
-        segment: the rank in whose segment the pool lies; default: the cache's own. It should have no other objects.
-        total_blocks: default: as many as the segment holds, but for the one that registrations copy into.
-        eviction: "lru": by the last use in any process; "fifo": by registration, as this process has seen it;
-            "priority": by the priority of the registration, then as "lru".
-        duplication: what registering a hash does that is registered: "allow": the block is kept as a further one, which
-            matching does not find; "reject": it is reset, and the handle is of the one that was registered.
-        events: takes Store and Remove of the blocks that this manager registers.
-        metrics: shows this pool under the name `pool`.
-        storage_location: of the events; default: names world and segment.
-        patience: seconds for which a registration waits for room, or for another process that registers the same.
-
-    Raises:
-        InvalidArgument: a value cannot be, or the world cannot have such a pool.
-
-    Use it from any thread. `close` it, or use it in a `with` block; closing its cache closes it first.
-    """
-
-    def __init__(
-        self,
-        cache: NanoKVCache,
-        layout: LayoutConfig,
-        *,
-        segment: int | None = None,
-        total_blocks: int | None = None,
-        eviction: str = "lru",
-        duplication: Duplication = "allow",
-        events: EventPublisher | None = None,
-        metrics: BlockMetrics | None = None,
-        pool: str = "nanokv",
-        storage_location: str | None = None,
-        patience: float = 1.0,
-    ) -> None:
-        segment = integer("segment", cache.rank if segment is None else segment, 0, cache.world_size - 1)
-        if duplication not in get_args(Duplication):
-            raise InvalidArgument(f"duplication must be one of {get_args(Duplication)}, not {duplication!r}")
-        super().__init__(cache, layout, segment, total_blocks, eviction)
-        self.duplication_policy: Duplication = duplication
-        self._patience = seconds("patience", patience)
-        self._events = events
-        self._location = f"nanokv:{cache.engine.heap.name}:{segment}" if storage_location is None else storage_location
-        self._pool, self._metrics = pool, metrics
-        if metrics is not None:
-            metrics.add(pool, self._counts, self._gauges)
-        self._forget = None if events is None else events.before_flush(self.note_removed)
-        self._stay = cache.engine.before_close(self.close)
 
     # --- registering ---
     def register_block(self, block: CompleteBlock, *, priority: Priority = "normal") -> ImmutableBlock:
@@ -348,8 +813,38 @@ class BlockManager(MatchingPool):
         tensor: torch.Tensor = block.tensor
         return FullyContiguous(self.layout, [MemoryDescriptor.of(tensor)])
 
+    # --- calls and their end ---
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        """A call: alone, on an open pool, after what was dropped has been given back."""
+        self._check_open()  # before the lock, which a thread that a fork has left behind may hold
+        with self._lock:
+            self._check_open()
+            while self._dropped:
+                self._give_back(self._dropped.popleft())
+            yield
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise CacheClosed("this block manager was closed")
+        self._cache.engine.check_open()
+
     def close(self) -> None:
-        super().close()
+        """Give back all blocks that this process holds, and send Remove for those it has registered. Idempotent.
+
+        Registered blocks stay in the segment. Closing the cache does this first.
+        """
+        with self._lock:
+            if not self._open:
+                return
+            if not self._cache.closed:
+                while self._dropped:
+                    self._give_back(self._dropped.popleft())
+                self._slots.close_all()
+                self._active.release_all(now_ns())
+            self._open = False
+            for key in list(self._published):
+                self._unpublish(key)
         if self._forget is not None:
             self._forget()
         if self._metrics is not None:
@@ -357,3 +852,28 @@ class BlockManager(MatchingPool):
             self._metrics = None
         if not self._cache.closed:
             self._stay()
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _check_world(cache: NanoKVCache, layout: LayoutConfig, segment: int) -> None:
+    """Raises InvalidArgument unless the pool can lie in that segment."""
+    if cache.alloc != "device":
+        raise InvalidArgument('a block pool needs a world with alloc="device"')
+    if cache.options.evict:
+        raise InvalidArgument("a block pool needs a world with evict=False: the pool evicts, and says what it evicted")
+    if layout.num_blocks != 1:
+        raise InvalidArgument("the layout of a pool is that of one block: num_blocks must be 1")
+    geometry, first = cache.engine.geometry, cache.remote_ptr(segment, cache.engine.geometry.offsets["heap_base"])
+    if first % layout.alignment or geometry.page_bytes % layout.alignment:
+        raise InvalidArgument(f"an alignment of {layout.alignment} bytes needs pages that are multiples of it")
+    if layout.natural_block_stride > geometry.max_object_bytes:
+        most = geometry.max_object_bytes
+        raise InvalidArgument(f"a block has {layout.natural_block_stride} bytes, an object at most {most}")

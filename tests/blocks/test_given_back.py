@@ -14,7 +14,7 @@ from torch.utils.dlpack import from_dlpack
 
 import nanokv
 from nanokv.blocks import BlockManager
-from nanokv.blocks.pool import PoolStatus
+from nanokv.blocks.manager import PoolStatus
 from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError
 from tests.blocks.conftest import (
     LAYOUT,

@@ -7,7 +7,7 @@ import torch
 
 import nanokv
 from nanokv.blocks import BlockManager, PoolInUse
-from nanokv.blocks.pool import PoolStatus
+from nanokv.blocks.manager import PoolStatus
 from nanokv.errors import InvalidArgument
 from tests.blocks.conftest import (
     LAYOUT,

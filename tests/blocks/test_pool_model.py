@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 import nanokv
 from nanokv.blocks import BlockManager, CompleteBlock, ImmutableBlock, MutableBlock, PoolInUse
-from nanokv.blocks.pool import PoolStatus
+from nanokv.blocks.manager import PoolStatus
 from nanokv.fsck import check_cache
 from tests.blocks.conftest import LAYOUT, PAGE, block_of
 

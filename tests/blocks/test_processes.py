@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from nanokv.blocks import BlockManager
-from nanokv.blocks.pool import PoolStatus
+from nanokv.blocks.manager import PoolStatus
 from nanokv.cache import NanoKVCache
 from nanokv.check.rank_process import RankProcess
 from nanokv.errors import PeerLost

@@ -5,7 +5,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 from nanokv.blocks import InvalidState
-from nanokv.blocks.pool import PoolStatus
+from nanokv.blocks.manager import PoolStatus
 from tests.blocks.conftest import NewPool, block_of, completed, registered, taken
 
 THREADS, ROUNDS = 6, 60

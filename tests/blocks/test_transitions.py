@@ -18,7 +18,7 @@ from nanokv.blocks import (
     MutableBlock,
     NoSuchAction,
 )
-from nanokv.blocks.handles import ACTIONS, BlockHandle
+from nanokv.blocks.manager import ACTIONS, BlockHandle
 from nanokv.errors import CacheClosed, InvalidArgument, OutOfMemory
 from tests.blocks.conftest import SALT, NewPool, block_of, chain, completed, registered, taken
 

@@ -114,7 +114,7 @@ class NixlLink:
                 if self._closed:
                     raise LinkUnavailable("this link is closed")
                 serving = self._serving.register(address, nbytes, device) if shared else None
-            with self._reading_alone():
+            with self.reading_alone():
                 if self._closed:
                     raise LinkUnavailable("this link is closed")
                 self._memory[address] = serving, self._reading.register(address, nbytes, device)
@@ -125,7 +125,7 @@ class NixlLink:
     def deregister(self, address: int) -> None:
         """See `Link`."""
         serving, reading = self._memory.pop(address, (None, None))
-        with self._reading_alone():
+        with self.reading_alone():
             if reading is not None and not self._closed:
                 self._reading.deregister(reading)
         with self._serving_lock:
@@ -136,7 +136,7 @@ class NixlLink:
     def connect(self, card: bytes) -> int:
         """See `Link`."""
         raw = opened_card(card)
-        with self._lock, self._reading_alone():
+        with self._lock, self.reading_alone():
             self._check_open()
             name = self._reading.add_peer(raw)
             for number, peer in self._peers.items():
@@ -150,7 +150,7 @@ class NixlLink:
 
     def disconnect(self, peer: int) -> None:
         """See `Link`."""
-        with self._lock, self._reading_alone():
+        with self._lock, self.reading_alone():
             known = self._peers.pop(peer, None)
             if known is not None:
                 known.is_leaving = True
@@ -190,7 +190,7 @@ class NixlLink:
             peer.moving += 1
             if self._lanes:
                 return self._lanes.pop()
-        with self._reading_alone():
+        with self.reading_alone():
             return Lane(self._reading, self._functions, self._lock_address)
 
     def give_lane(self, lane: Lane, peer: Peer) -> int:
@@ -216,7 +216,7 @@ class NixlLink:
         """A transfer from a peer has ended. The caller has the lock."""
         peer.moving -= 1
         if peer.is_leaving:
-            with self._reading_alone():
+            with self.reading_alone():
                 self._forget(peer)
 
     def read(self, peer: int, here: Words, there: Words, nbytes: Words) -> NixlTransfer:
@@ -236,7 +236,7 @@ class NixlLink:
 
     def look_at(self, request: int, peer: Peer) -> int:
         """NIXL's status of a request that was taken; one that has ended is let go of. After `close` all have."""
-        with self._reading_alone():
+        with self.reading_alone():
             if self._closed:
                 return _CLOSED
             code = int(self._code["nixl_look_at"](self._looker.address, request, _LOOK_NS))
@@ -250,7 +250,7 @@ class NixlLink:
         return self.look_at(request, peer) != _IN_PROGRESS
 
     @contextlib.contextmanager
-    def _reading_alone(self) -> Iterator[None]:
+    def reading_alone(self) -> Iterator[None]:
         """No other thread is in the reading agent meanwhile."""
         self._code["nixl_lock"](self._lock_address)
         try:
@@ -277,6 +277,6 @@ class NixlLink:
             time.sleep(_NAP)
         with self._serving_lock:
             self._serving.close()
-        with self._reading_alone():
+        with self.reading_alone():
             if not self._busy:  # else a thread waits for its transfer: the agent stays, for as long as the process
                 self._reading.close()

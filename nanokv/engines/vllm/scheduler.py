@@ -80,7 +80,7 @@ class SchedulerSide:
     ) -> None:
         self._block_size = block_size
         self._tails = tails
-        self._workers = workers
+        self.workers = workers
         self._loads, self._stores, self._waits = loads, stores, waits
         self._target, self._ranks = target, ranks
         self._save_generated, self._save_tails = save_generated, save_tails
@@ -102,7 +102,7 @@ class SchedulerSide:
         unwanted = request.skip_reading_prefix_cache  # logprobs of the prompt: vLLM computes all of it
         if not self._loads or unwanted or tracked.lost or not tracked.asked:
             return 0, False
-        found = first + self._workers.prefix_length(tracked.asked)
+        found = first + self.workers.prefix_length(tracked.asked)
         tokens = min(found * self._block_size, request.num_tokens - 1) - computed
         return max(tokens, 0), self._waits and tokens > 0
 
@@ -189,7 +189,7 @@ class SchedulerSide:
         Requests that are running store nothing any more: what they compute depends on what they computed before.
         """
         self._resets += 1
-        return self._workers.reset(self._resets)
+        return self.workers.reset(self._resets)
 
     def answered(self, output: "KVConnectorOutput") -> None:
         """What the workers report: a request whose load has failed computes what is missing."""
