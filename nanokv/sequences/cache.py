@@ -113,57 +113,10 @@ def _line(sequence: Sequence, block_size: int) -> str:
 
 
 # --- the arena reports ------------------------------------------------------------------------
-class ArenaReports:
-    """The part of `KVCache` that changes nothing. A report is exact while no other thread is at work."""
-
-    _shape: ArenaShape
-    _table: SequenceTable
-    _extents: Extents
-
-    def k_block(self, layer: int, block: int) -> torch.Tensor:
-        """K of a block of the arena, whosever it is: [heads, block_size, head_dim], without a copy."""
-        return self._block(self._extents.arena.k, layer, block)
-
-    def v_block(self, layer: int, block: int) -> torch.Tensor:
-        """V, as `k_block`."""
-        return self._block(self._extents.arena.v, layer, block)
-
-    def get_total_allocated(self) -> int:
-        """Bytes of the blocks of all sequences: K and V, all layers."""
-        return self._extents.arena.allocator.used_blocks() * self._shape.block_bytes
-
-    def get_total_free(self) -> int:
-        """Bytes of the free blocks."""
-        return self._extents.arena.allocator.free_blocks() * self._shape.block_bytes
-
-    def get_num_allocated_sequences(self) -> int:
-        """Sequences, those in host memory too."""
-        return len(self._table)
-
-    def is_full(self) -> bool:
-        """Whether no block is free."""
-        return self._extents.arena.allocator.free_blocks() == 0
-
-    def get_fragmentation(self) -> float:
-        """As `KVBlockAllocator.fragmentation`."""
-        return self._extents.arena.allocator.fragmentation()
-
-    def dump_cache_stats(self, stream: TextIO) -> None:
-        """Write CortexStream's report."""
-        stream.write(cache_stats(self._extents.arena, self._table.listed()))
-
-    def dump_block_map(self, stream: TextIO) -> None:
-        """As `KVBlockAllocator.dump_block_map`."""
-        self._extents.arena.allocator.dump_block_map(stream)
-
-    def _block(self, of: torch.Tensor, layer: int, block: int) -> torch.Tensor:
-        blocks = self._extents.arena.blocks(of)
-        layer, block = integer("layer", layer, 0, blocks.shape[0] - 1), integer("block", block, 0, blocks.shape[1] - 1)
-        return blocks[layer, block]
 
 
 # --- the cache --------------------------------------------------------------------------------
-class KVCache(ArenaReports):
+class KVCache:
     """K and V of many sequences. All methods may be called by any thread at any time.
 
     Args:
@@ -406,6 +359,48 @@ class KVCache(ArenaReports):
     def _view(self, of: torch.Tensor, sequence: Sequence, layer: int) -> torch.Tensor:
         layer = integer("layer", layer, 0, self._shape.num_layers - 1)
         return self._extents.arena.tokens(of, sequence.handle.start_block_index, sequence.tokens)[layer]
+
+    # --- the whole arena; a report is exact while no other thread is at work ---
+    def k_block(self, layer: int, block: int) -> torch.Tensor:
+        """K of a block of the arena, whosever it is: [heads, block_size, head_dim], without a copy."""
+        return self._block(self._extents.arena.k, layer, block)
+
+    def v_block(self, layer: int, block: int) -> torch.Tensor:
+        """V, as `k_block`."""
+        return self._block(self._extents.arena.v, layer, block)
+
+    def get_total_allocated(self) -> int:
+        """Bytes of the blocks of all sequences: K and V, all layers."""
+        return self._extents.arena.allocator.used_blocks() * self._shape.block_bytes
+
+    def get_total_free(self) -> int:
+        """Bytes of the free blocks."""
+        return self._extents.arena.allocator.free_blocks() * self._shape.block_bytes
+
+    def get_num_allocated_sequences(self) -> int:
+        """Sequences, those in host memory too."""
+        return len(self._table)
+
+    def is_full(self) -> bool:
+        """Whether no block is free."""
+        return self._extents.arena.allocator.free_blocks() == 0
+
+    def get_fragmentation(self) -> float:
+        """As `KVBlockAllocator.fragmentation`."""
+        return self._extents.arena.allocator.fragmentation()
+
+    def dump_cache_stats(self, stream: TextIO) -> None:
+        """Write CortexStream's report."""
+        stream.write(cache_stats(self._extents.arena, self._table.listed()))
+
+    def dump_block_map(self, stream: TextIO) -> None:
+        """As `KVBlockAllocator.dump_block_map`."""
+        self._extents.arena.allocator.dump_block_map(stream)
+
+    def _block(self, of: torch.Tensor, layer: int, block: int) -> torch.Tensor:
+        blocks = self._extents.arena.blocks(of)
+        layer, block = integer("layer", layer, 0, blocks.shape[0] - 1), integer("block", block, 0, blocks.shape[1] - 1)
+        return blocks[layer, block]
 
 
 def _as_list(scores: list[float] | torch.Tensor) -> list[float]:
