@@ -36,8 +36,6 @@ MOST_LATE = 16  #: reads from one node that were given up and have not ended: th
 _SCANNED = 16384  #: headers of one transfer
 T = TypeVar("T")
 
-
-# --- the reading ------------------------------------------------------------------------------
 _EPOCH_SHIFT, _EPOCH_MASK = EPOCH_SHIFT.value, EPOCH_MASK.value
 _USE_WORDS = 3  #: of a use: see `uses`
 TRIES = 16  #: how often a read begins anew because the object was replaced meanwhile

@@ -73,8 +73,7 @@ def finite(name: str, value: object) -> float:
     return found
 
 
-# --- what a cache tells of its arena as a whole: its blocks, its bytes, CortexStream's reports ---
-# --- cortexStream's report on a cache ---------------------------------------------------------
+# --- CortexStream's report on a cache ---------------------------------------------------------
 MB = 1 << 20  #: CortexStream's: it calls 67,108,864 floats 256 MB
 
 
@@ -110,9 +109,6 @@ def _line(sequence: Sequence, block_size: int) -> str:
         handle = sequence.handle
         where = f"blocks [{handle.start_block_index}, +{handle.num_blocks}]" if handle else "in host memory"
         return f"  {sequence.request_id}: {sequence.tokens}/{sequence.blocks * block_size} tokens, {where}"
-
-
-# --- the arena reports ------------------------------------------------------------------------
 
 
 # --- the cache --------------------------------------------------------------------------------
