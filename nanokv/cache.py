@@ -127,7 +127,7 @@ class NanoKVCache:
         self.options = engine.options
         self._calls = engine.calls
         for name, call in engine.calls.native.items():
-            if getattr(type(self), name) is getattr(NanoKVCache, name):  # no subclass has its own
+            if getattr(type(self), name) is _METHODS[name]:  # no subclass has its own, and nobody has wrapped it
                 vars(self)[name] = call  # spares a call the frame of a method
         self._hasher = engine.hasher
         self._hash = engine.hasher.__call__
@@ -1046,6 +1046,10 @@ class NanoKVCache:
 
 for _name in ("put", "get", "exists", "remove"):  # for `help`: native calls show what these do
     getattr(PythonCalls, _name).__doc__ = getattr(NanoKVCache, _name).__doc__
+
+
+#: whose place a native call may take; a method of a subclass, or one that a tracer has put into the class, is called
+_METHODS = {name: vars(NanoKVCache)[name] for name in ("put", "get", "exists", "remove")}
 
 
 def _listed_keys(keys: Iterable[Key]) -> Sequence[Key]:

@@ -99,13 +99,12 @@ def test_puts_take_no_memory_that_is_not_there(
         assert taken(shm_name) <= before + (1 << 16)
         assert granted[0] < GRANTED // 2 and len(kept) * nbytes > GRANTED // 3
         assert (refused == 0) == evict, (refused, len(kept))
-        for number in kept[-3:]:
-            assert torch.equal(owner.get(f"k{number}").view(-1), value(number, nbytes))
-        assert all(
-            torch.equal(got.view(-1), value(number, nbytes))
-            for number in kept
-            if (got := owner.get(f"k{number}", None)) is not None
-        )
+        assert torch.equal(owner.get(f"k{kept[-1]}").view(-1), value(kept[-1], nbytes))
+        # of those before, each may have gone: after a pause the newest is ripe as well
+        got = {number: owner.get(f"k{number}", None) for number in kept}
+        assert sum(tensor is not None for tensor in got.values()) * nbytes > GRANTED // 3
+        for number, tensor in got.items():
+            assert tensor is None or torch.equal(tensor.view(-1), value(number, nbytes))
     finally:
         close_and_check([owner, other])
 

@@ -243,6 +243,18 @@ def test_a_subclass_keeps_its_own_methods() -> None:
         assert cache.puts == 1 and served(cache.get, "k", dst=values()) == []
 
 
+def test_a_method_that_was_wrapped_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, right = [], NanoKVCache.exists
+
+    def wrapped(cache: NanoKVCache, key: Any) -> bool:
+        seen.append(key)
+        return right(cache, key)
+
+    monkeypatch.setattr(NanoKVCache, "exists", wrapped)
+    with NanoKVCache(1 << 20, page_bytes=PAGE) as cache:
+        assert not cache.exists("k") and seen == ["k"]
+
+
 def test_no_native_call_is_left_of_a_closed_cache() -> None:
     (cache,) = nanokv.local_world(1, 1 << 20, page_bytes=PAGE)
     assert "put" in vars(cache)

@@ -245,7 +245,7 @@ def _compiled_in(target: str, out: Path) -> dict[str, str]:
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=1500,
+        timeout=3600,  # beside all tests, and giving way to them, it is one of the last to end
         check=False,
     )
     if done.returncode:

@@ -186,10 +186,10 @@ def test_blocks_of_models_and_what_rounding_loses() -> None:
 def test_steps(worlds: Worlds) -> None:
     figures = ask(steps.QUESTION, worlds)
     layers = (steps.STR, steps.DIGEST, steps.USUAL, steps.CODE, steps.ALONE, steps.COPY)
-    assert cases(figures)[:14] == [
+    assert cases(figures)[:12] == [
         {"operation": operation, "step": step, "size": 1024} for operation in ("put", "get") for step in layers
     ]
-    assert {figure.case["operation"] for figure in figures[14:]} == {"both"} and len(figures) == 20
+    assert {figure.case["operation"] for figure in figures[12:]} == {"both"} and len(figures) == 18
     assert all(figure.unit == "us" and figure.better == "lower" and figure.median() > 0 for figure in figures)
 
 

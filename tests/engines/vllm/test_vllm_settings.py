@@ -22,7 +22,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from nanokv.bench.vllm.model import VOCABULARY, make_model
-from nanokv.bench.vllm.process import Engine, connector
+from nanokv.bench.vllm.process import Engine, EngineFailed, connector
 from tests.engines.vllm.conftest import FAR, PROMPTS, TOKENS, Start, apart, but_one, total, whole_blocks
 
 LENGTHS = (1, 2, 31, 32, 33, 63, 64, 65, 96, 97, 255, 256, 257, 500, 700, 1000)
@@ -123,7 +123,12 @@ def test_a_setting_is_right(model: Path, by_one: dict[str, Any], world: Callable
     expected = by_one
     if setting.own:
         with Engine(model, **setting.arguments) as alone:
-            expected = ask(alone)
+            try:
+                expected = ask(alone)
+            except EngineFailed as error:
+                if "on CPU requires x86 with AVX-512 or AMX" not in str(error):
+                    raise
+                pytest.skip(f"vLLM alone cannot do it here: {error}")
     made = world(model, setting)
     prefill, decode = made.engine(0), made.engine(1)
     prefill.ask("generate", prompts=ASKED, tokens=1)
