@@ -54,7 +54,7 @@ def ask(model: Any, prompt: torch.Tensor, tokens: int, load: Callable[[], Any] |
 
 def run(given: argparse.Namespace) -> dict[str, dict[int, float]]:
     """Median seconds, by way and number of tokens generated."""
-    from nanokv.engines.transformers import PrefixCache
+    from nanokv.integrations.transformers import PrefixCache
 
     model = make_model(given.layers, given.hidden)
     prompt = torch.randint(VOCABULARY, (1, given.prompt), generator=torch.Generator().manual_seed(1))

@@ -33,11 +33,11 @@ from nanokv.device.machines.records import Begun, Descriptor, Found, Place, What
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.layout import OBJ_DESC, READY, WRITING
-from nanokv.digests import Digests
 from nanokv.errors import NanoKVError, PeerLost
 from nanokv.heap.base import Heap
 from nanokv.heap.local import LocalHeap
 from nanokv.heap.world_file import directory
+from nanokv.keys.digests import Digests
 from nanokv.types import KeyDigest
 
 if TYPE_CHECKING:

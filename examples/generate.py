@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import nanokv
-from nanokv.engines.transformers import PrefixCache
+from nanokv.integrations.transformers import PrefixCache
 
 SYSTEM = torch.arange(200)[None]  # in place of a tokenizer: a system prompt, and two questions
 QUESTIONS = (torch.tensor([[7, 8, 9]]), torch.tensor([[10, 11, 12, 13]]))

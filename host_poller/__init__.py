@@ -12,10 +12,6 @@ grace       tells when every operation has ended that was under way
 audit       finds pages and slots that are in no place
 orphans     what the dead left in segments that nobody sweeps
 dead_pins   takes away the pins of dead readers
-coalesce    joins neighbouring free extents
-free_pages  which pages are free, for estimates and statistics
-water_marks evicts before producers must, if asked to
-make_room   what any host does after FULL: joins free extents, evicts a run
 labels      removes the objects whose time is over: `until` of their labels (`device/protocol/label.py`)
 removal     how an owner's poller takes objects away whose time is over, or whose identity holds too much
 """

@@ -30,8 +30,8 @@ import numpy as np
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Words
 from nanokv.device.segment.layout import DEAD, READY, RESERVED, STATE_MASK
-from nanokv.host_poller.coalesce import carve_runs
 from nanokv.host_poller.grace import Grace
+from nanokv.space.coalesce import carve_runs
 
 LOOKS = 4
 AUDITS = 3  #: after each death

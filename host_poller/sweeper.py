@@ -42,9 +42,7 @@ from nanokv.device.segment.layout import (
 )
 from nanokv.heap.base import Heap
 from nanokv.host_poller.audit import Audit
-from nanokv.host_poller.coalesce import join_free_extents
 from nanokv.host_poller.dead_pins import drop_dead_pins
-from nanokv.host_poller.free_pages import FreePages
 from nanokv.host_poller.grace import Grace
 from nanokv.host_poller.header_pass import SLICE, HeaderPass, Life, Slice, Totals
 from nanokv.host_poller.index import Change, HeaderIndex, Records, Slots
@@ -52,7 +50,9 @@ from nanokv.host_poller.labels import Labels
 from nanokv.host_poller.members import deaths
 from nanokv.host_poller.quarantine import Quarantine
 from nanokv.host_poller.removal import ByMachine, Removal
-from nanokv.host_poller.water_marks import WaterMarks
+from nanokv.space.coalesce import join_free_extents
+from nanokv.space.free_pages import FreePages
+from nanokv.space.water_marks import WaterMarks
 
 # --- keeps the objects of an identity below its quota in one segment (`device/protocol/quotas.py`) ---
 # A pass over the headers counts the pages of each identity that has a quota. Of one that holds more, those objects go

@@ -2,38 +2,29 @@
 
 Prefill workers write KV directly into the memory of decode workers, and allocate there themselves.
 
-    cache, virtual_world     the API: one rank, or all ranks of a world in this process
-    engine                   the parts of a rank, joined
+A cache names objects by keys, moves their bytes by transfer, through an allocation, into a heap of segments, on which
+the device protocol runs, and which the poller tends. A cluster joins hosts, integrations plug it in, tools look at it,
+and check proves it.
+
     types, errors, config    its data, errors and options
-    dtypes                   the dtypes of stored objects, by name
-    arguments                checks of what callers pass
-    identity, kv_layout      what keys mean: model, tokenizer, tenant, layout
-    stored_layouts, quotas   the tables of layouts and of quotas of a segment
-    keys, digests            the digest of a key; the digests of many keys
-    plans, pinned            objects that the caller's kernel writes; objects held in place
-    terms, changed_terms     leases, priorities, times to live and groups of objects: at a put, and later
-    groups, generations      objects that go together; what an identity had stored, declared void
-    replicas                 copies in other segments
-    room                     waits of puts until there is room
-    waiting, background      waits for objects; asynchronous operations
-    ending                   the end of a cache: closed, dropped, or inherited by a fork
-    statistics, seldom       counters of a segment and of a cache; warnings that are not repeated
-    status_errors            from a status to an error
-    allocation, compat_v1    the allocators: the producer (v2), or a master (v1)
-    saved                    files of saved objects
-    membership               a rank leaves a running world
+    arguments, dtypes        checks of what callers pass; the dtypes of stored objects, by name
+    background, seldom       asynchronous operations; warnings that are not repeated
+    statistics               counters of a segment and of a cache
+    cache                    the API, one object per rank, and the parts of a rank
+    keys                     digests of keys, and what keys mean: model, tokenizer, tenant, layout
     transfer                 copies between tensors and objects
-    host_poller              the owner's host: index, events, sweeps
+    allocation, compat_v1    the allocators: the producer (v2), or a master (v1); the terms of an object
+    space                    how a host makes room
     heap                     the memory of segments, one module per provider
     device                   the protocol, its kernels, and the machines that run them
+    host_poller              the owner's host: index, events, sweeps
+    leaving, saved           a rank leaves a running world; files of saved objects
+    fsck                     a check of a world's invariants
     cluster                  worlds of several hosts as one cache
-    engines                  inside inference engines: vLLM, transformers
-    integrations             under the interfaces of other products: Mooncake Store, SGLang, LMCache, vLLM's offloading
+    integrations             in engines, and under the interfaces of other products
     blocks, sequences        a block manager with typed handles; sequences that grow by tokens
-    cli, __main__            the command line
-    doctor, fsck             a look at this machine; a check of a world's invariants
-    check, demo              the checks of the protocol; prefill and decode in two processes
-    replay, lab              traces of requests, run again; hosts of a cluster on this machine
+    tools, __main__          the command line, the demo, traces
+    check                    what proves it: scenarios, mutants, histories, kills
     bench                    benchmarks
 
 docs/structures.md follows one object through them.
@@ -47,16 +38,16 @@ if TYPE_CHECKING:
     from nanokv import errors as errors
     from nanokv import statistics as statistics
     from nanokv import types as types
-    from nanokv.cache import NanoKVCache
+    from nanokv.allocation.terms import Hold
+    from nanokv.cache.cache import NanoKVCache
+    from nanokv.cache.virtual_world import join_local_world, local_world
     from nanokv.cluster.cluster import NanoKVCluster
-    from nanokv.digests import Digests
     from nanokv.errors import NanoKVError
     from nanokv.host_poller.events import Event, EventKind
-    from nanokv.identity import Identity
-    from nanokv.kv_layout import KVLayout
-    from nanokv.terms import Hold
+    from nanokv.keys.digests import Digests
+    from nanokv.keys.identity import Identity
+    from nanokv.keys.kv_layout import KVLayout
     from nanokv.types import Key, KeyDigest, ObjMeta, WritePlan
-    from nanokv.virtual_world import join_local_world, local_world
 
 __version__ = "0.1.0"
 
@@ -81,21 +72,21 @@ __all__ = [
 _MODULES = ("config", "device", "errors", "statistics", "types")  #: that `import nanokv` is enough for
 
 _HOME = {
-    "Digests": "nanokv.digests",
+    "Digests": "nanokv.keys.digests",
     "Event": "nanokv.host_poller.events",
     "EventKind": "nanokv.host_poller.events",
-    "Hold": "nanokv.terms",
-    "Identity": "nanokv.identity",
-    "KVLayout": "nanokv.kv_layout",
+    "Hold": "nanokv.allocation.terms",
+    "Identity": "nanokv.keys.identity",
+    "KVLayout": "nanokv.keys.kv_layout",
     "Key": "nanokv.types",
     "KeyDigest": "nanokv.types",
-    "NanoKVCache": "nanokv.cache",
+    "NanoKVCache": "nanokv.cache.cache",
     "NanoKVCluster": "nanokv.cluster.cluster",
     "NanoKVError": "nanokv.errors",
     "ObjMeta": "nanokv.types",
     "WritePlan": "nanokv.types",
-    "join_local_world": "nanokv.virtual_world",
-    "local_world": "nanokv.virtual_world",
+    "join_local_world": "nanokv.cache.virtual_world",
+    "local_world": "nanokv.cache.virtual_world",
 }
 
 

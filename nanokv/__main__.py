@@ -1,6 +1,6 @@
 """`python -m nanokv` is the command line, like `nanokv`."""
 
-from nanokv.cli import main
+from nanokv.tools.cli import main
 
 if __name__ == "__main__":
     main()

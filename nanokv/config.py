@@ -15,7 +15,7 @@ from nanokv.device.segment.geometry import MODES
 from nanokv.errors import InvalidArgument
 from nanokv.heap import KINDS, HeapKind
 from nanokv.heap.world_spec import Stale
-from nanokv.identity import Identity
+from nanokv.keys.identity import Identity
 
 Alloc = Literal["device", "host"]
 Policy = Literal["lifetimes", "clock", "fifo", "last_access"]

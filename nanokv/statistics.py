@@ -16,7 +16,7 @@ from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.host_records import TIMED
 from nanokv.device.segment.layout import DEAD, PINS_SHIFT, READY, RESERVED, STATE_MASK, WRITING
 from nanokv.errors import WaitTimeout
-from nanokv.host_poller.free_pages import FreePages, covered, run_lengths
+from nanokv.space.free_pages import FreePages, covered, run_lengths
 
 
 class Stats(TypedDict):

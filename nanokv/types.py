@@ -14,7 +14,7 @@ class _Halves(NamedTuple):
 
 
 class KeyDigest(_Halves):
-    """A key within an identity (`nanokv.keys`), as two signed 64-bit integers. Accepted wherever a key is.
+    """A key within an identity (`nanokv.keys.hashing`), as two signed 64-bit integers. Accepted wherever a key is.
 
     Whatever has this type has such integers, so that no call has to look.
 

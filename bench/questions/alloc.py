@@ -16,6 +16,7 @@ import triton.language as tl
 from nanokv.bench.suite.figure import Case, Figure
 from nanokv.bench.suite.parallel import Counted, run_together
 from nanokv.bench.suite.question import Question, Run
+from nanokv.cache.engine import plan_geometry
 from nanokv.config import Options
 from nanokv.device.machines.native_code import native_function
 from nanokv.device.memory.triton import word
@@ -26,7 +27,6 @@ from nanokv.device.protocol.shards import home_for
 from nanokv.device.segment.layout import HEAP_CTL, LOW32, WORD_BYTES
 from nanokv.device.segment.record import LINE
 from nanokv.device.segment.world_table import World, segment
-from nanokv.engine import plan_geometry
 
 NODES = 1024  #: of the free list; and free extents of the segment
 PAGE_BYTES = 256 << 10

@@ -14,7 +14,7 @@ from nanokv.bench.suite.question import Question, Run
 from nanokv.bench.suite.turns import in_turns
 
 FIRST_PUT = """\
-import json, time, torch, nanokv.cache
+import json, time, torch, nanokv.cache.cache
 tensor, began = torch.ones(256), time.perf_counter()
 world = nanokv.local_world(2, 16 << 20)
 opened = time.perf_counter()
@@ -29,10 +29,10 @@ PROGRAMS = {
     "python": "pass",
     "import torch": "import torch",
     "import nanokv": "import nanokv",
-    "import nanokv.cache": "import nanokv.cache",
+    "import nanokv.cache.cache": "import nanokv.cache.cache",
     "first put": FIRST_PUT,
 }
-BEYOND_TORCH = "import nanokv.cache, beyond import torch"
+BEYOND_TORCH = "import nanokv.cache.cache, beyond import torch"
 INSIDE = ("a world", "the first put", "a world and the first put")  #: what FIRST_PUT prints the seconds of
 SECONDS = 300.0  #: a bound, for a first run that must compile
 
@@ -64,7 +64,7 @@ def measure(run: Run) -> Iterator[Figure]:
     seconds = {name: [took for took, _ in runs] for name, runs in found.items()}
     for name, values in seconds.items():
         yield quantity("imports", {"process": name}, "s", "lower", values)
-    pairs = zip(seconds["import nanokv.cache"], seconds["import torch"], strict=True)
+    pairs = zip(seconds["import nanokv.cache.cache"], seconds["import torch"], strict=True)
     yield quantity("imports", {"process": BEYOND_TORCH}, "s", "lower", [mine - torch for mine, torch in pairs])
     inside = [json.loads(printed) for _, printed in found["first put"]]
     for name, all_seconds in zip(INSIDE, zip(*inside, strict=True), strict=True):
@@ -77,8 +77,8 @@ QUESTION = Question(
     measure=measure,
     how=(
         "Wall time of whole processes, in turns, after one lap that does not count: files are in the page cache, "
-        "compiled code and Python's bytecode on disk. `import nanokv` is lazy, `import nanokv.cache` is not. `first "
-        "put` is what a program pays: the interpreter, torch, the compiled code, a world of two ranks, one put, and "
+        "compiled code and Python's bytecode on disk. `import nanokv` is lazy, `import nanokv.cache.cache` is not. "
+        "`first put` is what a program pays: the interpreter, torch, the compiled code, a world of two ranks, one put, and "
         "the end; the steps are taken by the clock of that process."
     ),
 )

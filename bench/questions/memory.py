@@ -19,10 +19,10 @@ from nanokv.bench.suite.question import Question, Run
 from nanokv.bench.suite.settings import Settings
 from nanokv.bench.suite.turns import in_turns
 from nanokv.bench.suite.worlds import OWNER, PAGE_BYTES, Worlds
+from nanokv.cache.engine import plan_geometry
 from nanokv.config import Options
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import REGIONS
-from nanokv.engine import plan_geometry
 from nanokv.heap import shm
 
 SIZE = 64  #: bytes of an object, and of a page

@@ -21,9 +21,9 @@ from nanokv.bench.suite.settings import KIB, MIB, Settings
 from nanokv.bench.suite.timing import Samples
 from nanokv.bench.suite.turns import in_turns
 from nanokv.bench.suite.worlds import OWNER, PAGE_BYTES, MeasuredWorld
+from nanokv.cache.engine import plan_geometry
 from nanokv.config import Options
 from nanokv.device.segment.geometry import Geometry
-from nanokv.engine import plan_geometry
 from nanokv.heap import shm
 
 PAGES = (64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB)

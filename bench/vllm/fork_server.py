@@ -19,7 +19,12 @@ from typing import IO
 
 MOST = 1 << 17  #: bytes of an environment
 END_SECONDS = 30.0
-MODULES = ("nanokv.bench.vllm.child", "vllm.v1.engine.llm_engine", "vllm.v1.worker.cpu_worker", "nanokv.engines.vllm")
+MODULES = (
+    "nanokv.bench.vllm.child",
+    "vllm.v1.engine.llm_engine",
+    "vllm.v1.worker.cpu_worker",
+    "nanokv.integrations.vllm",
+)
 _starting = threading.Lock()
 _servers: list[socket.socket] = []  #: of this process, at most one
 

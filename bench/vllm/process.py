@@ -24,7 +24,7 @@ def connector(role: str, **flags: Any) -> dict[str, Any]:
     """The `kv_transfer_config` of an engine with NanoKV. `flags`: without their prefix."""
     return {
         "kv_connector": "NanoKVConnector",
-        "kv_connector_module_path": "nanokv.engines.vllm",
+        "kv_connector_module_path": "nanokv.integrations.vllm",
         "kv_role": role,
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {f"nanokv.{name}": value for name, value in flags.items()},

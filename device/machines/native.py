@@ -73,7 +73,9 @@ class NativeMachine(CodeMachine):
 
     def bound(self, entry: str, me: object, like: Callable[..., Any]) -> Callable[..., Any]:
         """A call of `native.objects`, with the tuple that it is told as its self; it shows the signature of `like`."""
-        from nanokv.device.machines.native_library import bound  # brings LLVM, which `import nanokv.cache` is spared
+        from nanokv.device.machines.native_library import (
+            bound,  # brings LLVM, which `import nanokv.cache.cache` is spared
+        )
 
         return bound(self._code[entry], me, like)
 

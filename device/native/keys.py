@@ -1,4 +1,4 @@
-"""The digest of a key as Python has it: a str, bytes, or a KeyDigest; see `nanokv.keys.Hasher`, which says what it is.
+"""The digest of a key as Python has it: a str, bytes, or a KeyDigest; `nanokv.keys.hashing.Hasher` says what it is.
 
 A short key is copied behind the prefix of all keys, in a HASHING record, and hashed there; a long one takes a call of
 xxhash. The interpreter's lock is held: no two threads use a record at once.

@@ -2,7 +2,7 @@
 
 The hand of the policy (`lifetimes`) goes on from object to object. Of the first RUNS runs that begin there, the one
 goes that costs least: the one whose least ripe object is the ripest. Free extents cannot be taken out of the middle of
-their lists, so a run consists of objects only: a host also evicts around free pages (`host_poller/make_room.py`).
+their lists, so a run consists of objects only: a host also evicts around free pages (`nanokv/space/make_room.py`).
 
 Guarantees
 - Nothing goes before a look at the whole run has found that all of it may go. A reader may still pin an object

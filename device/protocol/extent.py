@@ -13,7 +13,7 @@ The link of each page (LINK bits) says what the page is, independently of the li
 
 Source: segregated free lists with four sizes per doubling, as jemalloc's (Evans 2006), and splitting as in the buddy
 system (Knowlton 1965), but without alignment. Free neighbours are not joined when an extent is given back, but later,
-by a host (`host_poller/coalesce.py`).
+by a host (`nanokv/space/coalesce.py`).
 
 Guarantees
 - A page is in exactly one place: beyond `bump_ptr`, in one free extent, or with the rank that took it (I2).

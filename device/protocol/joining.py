@@ -1,6 +1,6 @@
 """The mark of a host that joins free extents: while it stands, FULL may be an accident.
 
-A host that joins (`host_poller/coalesce.py`) detaches the free lists and pushes larger extents back. In between, a
+A host that joins (`nanokv/space/coalesce.py`) detaches the free lists and pushes larger extents back. In between, a
 producer may find nothing. The word `joining` of HeapCtl (JOINING bits) names the last host that began, and counts.
 
 Source: the sequence count of a seqlock, for a writer that readers do not wait for.

@@ -6,7 +6,7 @@ Guarantees
 - A producer that finds no extent looks again if one is free by now, or if another producer splits one (`splitting`), at
   most EXTENT_LOOKS times (I9).
 - Where every object is smaller than the extent, neighbours go (`evict_neighbours`). If none can, the answer is FULL,
-  with a hint to the owner's host. A producer on a host evicts around free pages too (`host_poller/make_room.py`).
+  with a hint to the owner's host. A producer on a host evicts around free pages too (`nanokv/space/make_room.py`).
 
 Why the orderings suffice: each step is another file's, and none relies on the one before it.
 """

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nanokv.demo.job import send
-from nanokv.lab.layout import Host, Layout
+from nanokv.check.lab.layout import Host, Layout
+from nanokv.tools.demo.job import send
 
 SILENCE = 90.0  #: seconds without any message after which the demo has failed; compiling takes some of them
 GOODBYE = 10.0  #: seconds for nodes to leave by themselves

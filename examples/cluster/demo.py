@@ -18,8 +18,8 @@ from importlib.util import find_spec
 from typing import NoReturn
 
 from examples.cluster.crew import Crew, DemoFailed, Message
-from nanokv.demo.prompts import make_prompts
-from nanokv.lab.layout import Layout, LayoutError, loopback, namespaces
+from nanokv.check.lab.layout import Layout, LayoutError, loopback, namespaces
+from nanokv.tools.demo.prompts import make_prompts
 
 NODES = ("prefill", "decode", "memory")
 TRIES = 20  #: of one prompt; one or two are usual: nodes may see the end of a lease at different times
@@ -139,7 +139,7 @@ class Story:
 
 def reference(prompts: list[list[int]], tokens: int, seed: int) -> list[list[int]]:
     """The tokens after each prompt, computed in this process from whole prompts: no cache, no cluster."""
-    from nanokv.demo.model import Model
+    from nanokv.tools.demo.model import Model
 
     model = Model(seed)
     return [model.generate(prompt, tokens) for prompt in prompts]

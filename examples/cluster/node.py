@@ -16,10 +16,10 @@ import torch
 
 import nanokv
 from nanokv import NanoKVCluster
-from nanokv.demo.model import BLOCK_BYTES, Model, last_block
-from nanokv.demo.prompts import BLOCK_TOKENS, make_prompts
-from nanokv.demo.worker import Parent
 from nanokv.errors import PeerLost
+from nanokv.tools.demo.model import BLOCK_BYTES, Model, last_block
+from nanokv.tools.demo.prompts import BLOCK_TOKENS, make_prompts
+from nanokv.tools.demo.worker import Parent
 
 READER = "decode"
 ENGINES = ("prefill", READER)  #: the nodes that have a model; others only lend their memory

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Protocol
 
 from nanokv.device.machines.records import Begun, Descriptor, Found, Place, What, Words
-from nanokv.digests import Digests
+from nanokv.keys.digests import Digests
 from nanokv.types import KeyDigest
 
 if TYPE_CHECKING:

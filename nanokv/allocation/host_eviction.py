@@ -8,7 +8,7 @@ from nanokv.device.protocol.status import Status
 from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.last_access import idle, stays
 from nanokv.device.segment.layout import READY, STATE_MASK
-from nanokv.host_poller.water_marks import evict_pages
+from nanokv.space.water_marks import evict_pages
 from nanokv.statistics import held_pages
 
 

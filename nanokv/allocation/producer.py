@@ -13,10 +13,10 @@ from nanokv.device.machines.records import Begun, Descriptor, Found, Place, What
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.layout import unpack
-from nanokv.digests import Digests
 from nanokv.errors import NanoKVError, PeerLost
 from nanokv.heap.backing import Backing
-from nanokv.host_poller.make_room import make_room
+from nanokv.keys.digests import Digests
+from nanokv.space.make_room import make_room
 from nanokv.types import KeyDigest
 
 if TYPE_CHECKING:

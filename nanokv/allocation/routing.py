@@ -7,7 +7,7 @@ import numpy as np
 
 from nanokv.device.machines.records import Words
 from nanokv.device.segment.layout import POSITIVE
-from nanokv.digests import Digests
+from nanokv.keys.digests import Digests
 from nanokv.types import KeyDigest
 
 _POSITIVE: int = POSITIVE.value

@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 import torch
 
+from nanokv.allocation.terms import Hold
 from nanokv.blocks.hashes import SequenceHash
 from nanokv.blocks.layout import LayoutConfig
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
 from nanokv.device.machines.records import Place
 from nanokv.errors import InvalidArgument, KeyNotFound, OutOfMemory, WriteLost
-from nanokv.pinned import Pinned
-from nanokv.terms import Hold
+from nanokv.transfer.pinned import Pinned
 from nanokv.types import KeyDigest, ObjMeta, WritePlan
 
 

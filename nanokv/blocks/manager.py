@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, Self, get_args
 import numpy as np
 import torch
 
+from nanokv.allocation.terms import PRIORITIES, Hold, Priority
 from nanokv.arguments import integer, listed, seconds
 from nanokv.blocks.errors import BlockFull, BlockNotFull, BlockState, InvalidState, NoSuchAction, PoolInUse
 from nanokv.blocks.events import EventPublisher, PublishHandle
@@ -52,7 +53,7 @@ from nanokv.blocks.leases import ActivePool, Held, Lease, Slot, Slots
 from nanokv.blocks.metrics import BlockMetrics, Counts
 from nanokv.blocks.segment_table import FirstInFirstOut, Row, Table, order_named
 from nanokv.blocks.views import BlockView
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.clock import now_ns
 from nanokv.errors import (
@@ -66,7 +67,6 @@ from nanokv.errors import (
     SegmentCorrupt,
 )
 from nanokv.seldom import Seldom
-from nanokv.terms import PRIORITIES, Hold, Priority
 from nanokv.types import KeyDigest
 
 logger = logging.getLogger(__name__)

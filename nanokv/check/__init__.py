@@ -20,5 +20,6 @@ slow           device functions that linger after each load
 rank_process   a rank in a process of its own, which can be killed
 ranks          such ranks with a cache on a world of shared memory
 preload        the modules that their fork server imports
-soak           A soak
+soak           load and kills for as long as one likes: memory stays flat, nothing is lost
+lab            several hosts on this machine
 """

@@ -6,12 +6,12 @@ from functools import partial
 
 import torch
 
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
+from nanokv.cache.virtual_world import local_world
 from nanokv.check.random_calls import RandomCalls
 from nanokv.check.report import CheckFailure, Row
 from nanokv.config import Alloc
 from nanokv.fsck import check_cache
-from nanokv.virtual_world import local_world
 
 THREADS = 4
 RANKS = 2

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
 from nanokv.check.payloads import check_payload, name, payload
 from nanokv.check.report import CheckFailure
 from nanokv.device.machines.records import Place

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
 from nanokv.check.rank_process import PATIENCE, RankCommands
 from nanokv.fsck import check_cache
 

@@ -16,8 +16,11 @@ from typing import Any, Self, TypeVar, cast, overload
 import numpy as np
 import torch
 
+from nanokv.allocation.room import NO_ROOM, NO_WAIT
+from nanokv.allocation.status_errors import error_for
+from nanokv.allocation.terms import Hold, terms_of
 from nanokv.arguments import FOREVER, integer, seconds
-from nanokv.cache import NanoKVCache, listed_tensors
+from nanokv.cache.cache import NanoKVCache, listed_tensors
 from nanokv.cluster.changes import Listener
 from nanokv.cluster.fetched import Fetched, Got
 from nanokv.cluster.kinds import Kind
@@ -35,16 +38,13 @@ from nanokv.device.machines.own_memory import plain_tensor
 from nanokv.device.machines.records import NO_TERMS, Found, Place, Terms, What, Words
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import LOW32
-from nanokv.digests import Digests
 from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError, PeerLost, WaitTimeout
-from nanokv.replicas import NO_COPIES
-from nanokv.room import NO_ROOM, NO_WAIT
-from nanokv.status_errors import error_for
-from nanokv.terms import Hold, terms_of
+from nanokv.keys.digests import Digests
 from nanokv.transfer.batched import Tensors
 from nanokv.transfer.descriptors import RAW, check_apart, unsuited, what_of
 from nanokv.transfer.host_tensors import alike_destinations
 from nanokv.transfer.object_calls import check_reinterpret
+from nanokv.transfer.replicas import NO_COPIES
 from nanokv.types import Key, KeyDigest
 
 _ABSENT: Any = object()

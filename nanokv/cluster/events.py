@@ -14,7 +14,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
 from nanokv.cluster.card import WorldId
 from nanokv.cluster.changes import Changes
 from nanokv.cluster.links.base import LinkLost

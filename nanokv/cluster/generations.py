@@ -1,5 +1,5 @@
-"""How nodes come to one generation of an identity (`nanokv.generations`): each tells the others its number, and all
-take the highest.
+"""How nodes come to one generation of an identity (`nanokv.allocation.generations`): each tells the others its number, and
+all take the highest.
 
 A node that does not answer is told again, once a second, until it does or has left. Until then it and this node share
 nothing that is stored after a reset: their keys differ.
@@ -10,6 +10,7 @@ import struct
 import threading
 from collections.abc import Iterable
 
+from nanokv.allocation.generations import Generations
 from nanokv.cluster.at_once import AtOnce
 from nanokv.cluster.kinds import Kind
 from nanokv.cluster.messages.asker import Asker, Refused, Unanswered
@@ -17,7 +18,6 @@ from nanokv.cluster.nodes import Node, Nodes
 from nanokv.cluster.pull_message import BadMessage
 from nanokv.device.segment.layout import PLACES_OF_GENERATIONS
 from nanokv.errors import CacheClosed, PeerLost
-from nanokv.generations import Generations
 
 _log = logging.getLogger("nanokv.cluster")
 

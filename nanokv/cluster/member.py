@@ -21,7 +21,7 @@ from typing import Protocol
 
 import torch
 
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
 from nanokv.cluster import place
 from nanokv.cluster.at_once import AtOnce
 from nanokv.cluster.card import Card, member_name

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from nanokv.allocation.terms import Hold
 from nanokv.arguments import listed
 from nanokv.background import Handle, Worker
 from nanokv.errors import KeyNotFound, NanoKVError, PeerLost
-from nanokv.kv_layout import KVLayout
-from nanokv.terms import Hold
+from nanokv.keys.kv_layout import KVLayout
 from nanokv.types import Key
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from nanokv.cache import NanoKVCache
+from nanokv.allocation.generations import raise_to
+from nanokv.cache.cache import NanoKVCache
 from nanokv.cluster.generations import message, parse
 from nanokv.cluster.kept import numbers_of
 from nanokv.cluster.kinds import Kind
@@ -21,10 +22,9 @@ from nanokv.device.machines.records import Place
 from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.layout import EPOCH_MASK, WORD
 from nanokv.device.segment.views import SegmentView
-from nanokv.digests import Digests
 from nanokv.fsck import Report, check_segments
-from nanokv.generations import raise_to
 from nanokv.heap.base import Heap
+from nanokv.keys.digests import Digests
 
 QUICK = b"quick"  #: the body of a FSCK that leaves the checksums out
 _DIGEST_WORDS, _USE_WORDS = 2, 3

@@ -27,7 +27,7 @@ from nanokv.fsck.look import Alive, Look, World, fingerprint, take_looks
 from nanokv.fsck.report import Finding, Report, find
 
 if TYPE_CHECKING:
-    from nanokv.cache import NanoKVCache
+    from nanokv.cache.cache import NanoKVCache
     from nanokv.heap.base import Heap
 
 __all__ = ["Alive", "Finding", "Report", "check_cache", "check_segments"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from nanokv.allocation.terms import PRIORITIES
 from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.geometry import producer_of
 from nanokv.device.segment.last_access import is_leased, time_of
@@ -14,9 +15,8 @@ from nanokv.device.segment.views import SegmentView
 from nanokv.dtypes import dtype_name
 from nanokv.fsck.inspect_world import Inspected
 from nanokv.host_poller.index import key_of
-from nanokv.identity import Identity
-from nanokv.keys import Hasher, shown_tag, tag_of
-from nanokv.terms import PRIORITIES
+from nanokv.keys.hashing import Hasher, shown_tag, tag_of
+from nanokv.keys.identity import Identity
 
 _PRIORITY_NAMES = {value: name for name, value in PRIORITIES.items()}
 STATES = ("RESERVED", "WRITING", "READY", "DEAD")
@@ -27,7 +27,7 @@ class FoundObject:
     """A header slot that has a key."""
 
     rank: int  #: whose segment holds the object
-    identity: str  #: the tag of its identity (`nanokv.identity`), hexadecimal; zeros: none
+    identity: str  #: the tag of its identity (`nanokv.keys.identity`), hexadecimal; zeros: none
     slot: int
     state: str
     pins: int

@@ -3,13 +3,13 @@
 from dataclasses import asdict
 from typing import Any
 
+from nanokv.allocation.stored_layouts import StoredLayout, stored_in
 from nanokv.device.segment.layout import PRODUCER_INC_MASK
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import HeapUnavailable
 from nanokv.fsck import Report, check_segments
 from nanokv.heap.shm_tools import inspect
 from nanokv.statistics import HeapSnapshot
-from nanokv.stored_layouts import StoredLayout, stored_in
 
 
 class Inspected:

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from nanokv.allocation.stored_layouts import layout_in, tag_in
 from nanokv.fsck.look import Look, World
 from nanokv.fsck.report import REMAKE, Finding, find
-from nanokv.stored_layouts import layout_in, tag_in
 
 _COMPLETED = "none is needed: the next cache of that identity completes the row before it puts an object"
 

@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Union
 
 from nanokv.arguments import integer, seconds, size
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
+from nanokv.cache.ending import refuse_fork
 from nanokv.device.segment.layout import SIZE_CLASSES
-from nanokv.ending import refuse_fork
 from nanokv.errors import HeapUnavailable, InvalidArgument, LinkUnavailable, RankTaken
-from nanokv.identity import Identity
+from nanokv.keys.identity import Identity
 
 if TYPE_CHECKING:
     from nanokv.cluster import NanoKVCluster

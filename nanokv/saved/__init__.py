@@ -8,6 +8,5 @@ save            from segments to a file
 reading         a file, checked before anything of it is used
 room            whether a segment has room for an object, so that nothing has to be evicted for it
 load            from a file to segments
-into_world      `nanokv load`: into a world whose ranks are all dead, or a new one
 times           times in a file
 """

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from nanokv import stored_layouts
+from nanokv.allocation import stored_layouts
+from nanokv.allocation.room import NO_ROOM
 from nanokv.allocation.routing import Routing
+from nanokv.allocation.status_errors import error_for
 from nanokv.device.machines.records import Terms
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import PRIORITY, TERMS_PRIORITY_SHIFT
 from nanokv.errors import SegmentCorrupt
-from nanokv.keys import tag_of
-from nanokv.room import NO_ROOM
+from nanokv.keys.hashing import tag_of
 from nanokv.saved.reading import Damaged, SavedFile
 from nanokv.saved.room import Room
 from nanokv.saved.save import Progress, no_progress
-from nanokv.status_errors import error_for
 from nanokv.types import KeyDigest, Loaded
 
 if TYPE_CHECKING:
-    from nanokv.engine import Engine
+    from nanokv.cache.engine import Engine
 
 _COUNTED = {
     Status.OK: "objects",

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from nanokv.allocation.stored_layouts import layout_in
 from nanokv.device.segment.layout import LAYOUT
 from nanokv.errors import FileUnusable, InvalidArgument, NanoKVError, SegmentCorrupt
 from nanokv.fsck.contents import is_possible
 from nanokv.saved.layout import ALIGN, CHUNK_BYTES, HEADER, OBJECT, SAVED_MAGIC, SAVED_VERSION, padded
 from nanokv.saved.save import Rows, check_of
 from nanokv.saved.times import Moment
-from nanokv.stored_layouts import layout_in
 
 
 class Damaged(Exception):

@@ -12,8 +12,8 @@ import numpy as np
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Words
 from nanokv.device.segment.layout import DEAD, STATE_MASK
-from nanokv.host_poller.coalesce import join_free_extents
-from nanokv.host_poller.free_pages import FreePages, most_lost
+from nanokv.space.coalesce import join_free_extents
+from nanokv.space.free_pages import FreePages, most_lost
 from nanokv.statistics import held_pages, runs_between
 
 REFRESH = 256  #: objects after which it looks again: a look copies the headers and the links of all pages

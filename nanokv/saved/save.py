@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from nanokv.allocation.stored_layouts import layout_in
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.last_access import time_of
@@ -26,7 +27,6 @@ from nanokv.host_poller.index import key_of
 from nanokv.saved.layout import CHUNK_BYTES, HEADER, OBJECT, SAVED_MAGIC, SAVED_VERSION, padded
 from nanokv.saved.source import Source
 from nanokv.saved.times import Moment
-from nanokv.stored_layouts import layout_in
 from nanokv.types import KeyDigest, Saved
 
 # --- A file that takes an older one's place when it is whole, or not at all -------------------

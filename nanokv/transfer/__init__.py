@@ -12,5 +12,8 @@ engine_layers  the tensors of such a cache, and what an object of some of its la
 layerwise      blocks that are stored layer by layer
 reshard        slices of objects of another layout
 cache_writer   an engine's step that writes tokens into its paged cache, and publishes full blocks
+replicas       copies in other segments
+plans          objects that the caller's own kernel writes
+pinned         objects held in place
 growing_batch  the requests of a call as one launch, for `batched` and `paged`
 """

@@ -15,8 +15,8 @@ from nanokv.allocation.base import Allocation
 from nanokv.device.machines.own_memory import plain_tensor
 from nanokv.device.machines.records import NO_TERMS, Request, Terms, What, Words
 from nanokv.device.protocol.status import Status
-from nanokv.digests import Digests
 from nanokv.errors import NanoKVError
+from nanokv.keys.digests import Digests
 from nanokv.transfer.descriptors import (
     RAW,
     check_apart,

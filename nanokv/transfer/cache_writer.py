@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 
 from nanokv.allocation.base import Allocation
+from nanokv.allocation.status_errors import shown
+from nanokv.allocation.terms import Hold
 from nanokv.arguments import integer, listed
 from nanokv.device.kernels.reshape_and_cache import UNFINISHED
 from nanokv.device.machines.full_blocks import FullBlock, FullBlocks
@@ -26,8 +28,6 @@ from nanokv.device.machines.reshape_and_cache import (
 )
 from nanokv.device.protocol.status import Status
 from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError, WriteLost
-from nanokv.status_errors import shown
-from nanokv.terms import Hold
 from nanokv.transfer.descriptors import descriptor_of
 from nanokv.transfer.paged import Hooks
 from nanokv.types import Key

@@ -13,7 +13,7 @@ from nanokv.device.machines.engine_cache import Pages, check_alike
 from nanokv.device.machines.own_memory import plain_tensor
 from nanokv.device.machines.records import Descriptor
 from nanokv.errors import InvalidArgument
-from nanokv.kv_layout import KVLayout
+from nanokv.keys.kv_layout import KVLayout
 from nanokv.transfer.descriptors import descriptor_of
 from nanokv.transfer.reshard import layout_of
 

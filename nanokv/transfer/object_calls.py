@@ -21,6 +21,9 @@ from torch import Tensor
 
 from nanokv.allocation.base import Allocation
 from nanokv.allocation.producer import ProducerAllocation
+from nanokv.allocation.room import NO_ROOM, NO_WAIT, RoomWait
+from nanokv.allocation.status_errors import error_for
+from nanokv.allocation.terms import Hold, terms_of
 from nanokv.arguments import integer, seconds
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.native import NativeMachine
@@ -39,15 +42,12 @@ from nanokv.device.segment.host_records import (
 from nanokv.device.segment.layout import WORD
 from nanokv.errors import InvalidArgument, PeerLost
 from nanokv.heap.base import Heap
-from nanokv.keys import Hasher
-from nanokv.replicas import NO_COPIES, Replicas
-from nanokv.room import NO_ROOM, NO_WAIT, RoomWait
+from nanokv.keys.hashing import Hasher
 from nanokv.statistics import Traffic
-from nanokv.status_errors import error_for
-from nanokv.terms import Hold, terms_of
 from nanokv.transfer.descriptors import RAW, what_of
 from nanokv.transfer.dlpack import describing_function
 from nanokv.transfer.host_tensors import native_look
+from nanokv.transfer.replicas import NO_COPIES, Replicas
 from nanokv.transfer.single import SingleTransfer
 from nanokv.types import Key, KeyDigest
 

@@ -16,16 +16,16 @@ from typing import NamedTuple
 import torch
 
 from nanokv.allocation.base import Allocation
+from nanokv.allocation.terms import Hold
 from nanokv.arguments import listed
 from nanokv.background import Handle, Worker
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Request, Terms
 from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument, NanoKVError
-from nanokv.identity import Identity
-from nanokv.keys import Hasher
-from nanokv.kv_layout import KVLayout
-from nanokv.terms import Hold
+from nanokv.keys.hashing import Hasher
+from nanokv.keys.identity import Identity
+from nanokv.keys.kv_layout import KVLayout
 from nanokv.transfer.engine_layers import EngineLayers
 from nanokv.transfer.growing_batch import GrowingBatch
 from nanokv.transfer.layerwise import LayerwisePut, Target

@@ -20,7 +20,7 @@ from nanokv.device.machines.records import Request
 from nanokv.device.machines.slices import Box, ObjectStrides, Slices
 from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument
-from nanokv.kv_layout import KVLayout
+from nanokv.keys.kv_layout import KVLayout
 from nanokv.transfer.descriptors import descriptor_of
 from nanokv.transfer.growing_batch import GrowingBatch
 from nanokv.transfer.single import SingleTransfer

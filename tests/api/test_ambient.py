@@ -13,7 +13,7 @@ import torch
 
 import nanokv
 from nanokv.device.machines import code_cache
-from nanokv.doctor import examine
+from nanokv.tools.doctor import examine
 from tests.support.worlds import MakeWorld, World
 
 CPU = "cpu"

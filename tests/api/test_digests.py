@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from nanokv import Digests, Identity, KeyDigest, local_world
 from nanokv.errors import InvalidArgument, ReuseViolation
-from nanokv.identity import TAG_BITS
-from nanokv.keys import Hasher
+from nanokv.keys.hashing import Hasher
+from nanokv.keys.identity import TAG_BITS
 
 IDENTITY = Identity(model="m", tokenizer="t")
 HASHERS = [Hasher(), Hasher("n"), Hasher(identity=IDENTITY), Hasher("n", IDENTITY)]

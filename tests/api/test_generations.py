@@ -10,8 +10,8 @@ import nanokv
 from nanokv import Identity
 from nanokv.device.segment.layout import PLACES_OF_GENERATIONS
 from nanokv.errors import CacheClosed
-from nanokv.identity import digest_of
-from nanokv.kv_layout import KVLayout
+from nanokv.keys.identity import digest_of
+from nanokv.keys.kv_layout import KVLayout
 
 SIZES: dict[str, Any] = {"page_bytes": 4096}
 HEAP = 64 * 4096

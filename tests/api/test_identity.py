@@ -20,17 +20,17 @@ from hypothesis import strategies as st
 
 import nanokv
 from nanokv import Identity, Key, KeyDigest, KVLayout, NanoKVCache
+from nanokv.cache.engine import plan_geometry, world_spec
 from nanokv.config import make_options
 from nanokv.device.segment.layout import ENTRY_TAG_MASK, READY, STATE_MASK
 from nanokv.device.segment.views import SegmentView
-from nanokv.engine import plan_geometry, world_spec
 from nanokv.errors import InvalidArgument, KeyNotFound, NanoKVError, ReuseViolation, WaitTimeout
 from nanokv.heap.local import LocalWorld
 from nanokv.heap.shm_tools import inspect
 from nanokv.heap.world_file import path_of
 from nanokv.host_poller.index import key_of
-from nanokv.identity import digest_of
-from nanokv.keys import Hasher, tag_of
+from nanokv.keys.hashing import Hasher, tag_of
+from nanokv.keys.identity import digest_of
 from nanokv.transfer.paged import PagedKV
 from tests.support.rank_processes import new_folder
 

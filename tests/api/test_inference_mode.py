@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
 from nanokv.config import Alloc
 from nanokv.heap import HeapKind
 

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from nanokv import Identity, KVLayout, NanoKVCache
+from nanokv.allocation.stored_layouts import check_of, layout_in, row_of
 from nanokv.device.segment.layout import LAYOUT as ROW
 from nanokv.device.segment.layout import RANK_LAYOUTS
 from nanokv.errors import InvalidArgument, OutOfMemory, ReuseViolation
 from nanokv.fsck import _view, check_cache, check_segments
 from nanokv.fsck.inspect_world import Inspected
-from nanokv.identity import digest_of
-from nanokv.stored_layouts import check_of, layout_in, row_of
+from nanokv.keys.identity import digest_of
 from tests.api.test_identity import LAYOUT, Whose, join, world_of
 from tests.api.test_identity import MINE as OPAQUE
 from tests.support.rank_processes import new_folder
@@ -139,7 +139,7 @@ def test_identities_of_one_tag_do_not_meet() -> None:
 DYING = """
 import os, signal, sys
 import numpy as np
-from nanokv.stored_layouts import row_of
+from nanokv.allocation.stored_layouts import row_of
 from tests.api.test_identity import join
 from tests.api.test_layouts import MINE
 world = join("dead", ("", MINE))

@@ -18,7 +18,7 @@ import nanokv
 from nanokv.device.machines.records import Place
 from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, NanoKVError, NotReady, ObjectPinned, OutOfMemory
 from nanokv.fsck import check_cache
-from nanokv.pinned import Pinned
+from nanokv.transfer.pinned import Pinned
 
 PAGE = 256
 PAGES = 16

@@ -14,6 +14,7 @@ import torch
 
 import nanokv
 from nanokv import KeyDigest, NanoKVCache
+from nanokv.allocation.stored_layouts import row_of
 from nanokv.config import Alloc
 from nanokv.device.segment.layout import RANK_LAYOUTS
 from nanokv.dtypes import DTYPE_NAMES
@@ -21,7 +22,6 @@ from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError, OutOfMemory
 from nanokv.saved import load as loading
 from nanokv.saved import reading, room, save
 from nanokv.saved.own_segment import OwnSegment
-from nanokv.stored_layouts import row_of
 from nanokv.types import Loaded, Saved
 from tests.api.test_identity import AXES, MINE, SECRET, world_of
 from tests.api.test_reshard import ME, TOKENS, WHOLE, engine, in_block, model, put_all, wanted_in, writers

@@ -3,9 +3,9 @@
 import pytest
 
 from nanokv import errors
+from nanokv.allocation.status_errors import error_for
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
-from nanokv.status_errors import error_for
 
 GEOMETRY = Geometry.plan(1 << 16, 4096, 1)
 

@@ -19,7 +19,7 @@ import torch
 import nanokv
 from nanokv.config import LocalOptions, Options
 from nanokv.errors import InvalidArgument, NanoKVError, WaitTimeout
-from nanokv.pinned import Pinned
+from nanokv.transfer.pinned import Pinned
 from tests.api.test_public_api import METHODS
 from tests.support.worlds import MakeWorld
 

@@ -7,7 +7,7 @@ import pytest
 
 from nanokv.blocks import BlockManager
 from nanokv.blocks.manager import PoolStatus
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
 from nanokv.check.rank_process import RankProcess
 from nanokv.errors import PeerLost
 from nanokv.fsck import check_cache

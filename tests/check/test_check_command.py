@@ -19,7 +19,7 @@ from nanokv.check import run
 from nanokv.check.command import print_table
 from nanokv.check.report import CheckFailure, Row
 from nanokv.check.supervised import Began, Doing, Event
-from nanokv.cli import app
+from nanokv.tools.cli import app
 
 RUN = CliRunner()
 

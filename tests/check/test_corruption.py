@@ -21,7 +21,7 @@ from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import MARK_SHIFT, RESERVED, unpack
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import NanoKVError, OutOfMemory, SegmentCorrupt
-from nanokv.host_poller.coalesce import join_free_extents
+from nanokv.space.coalesce import join_free_extents
 from tests.support import corruption_faults
 from tests.support.plain_world import PAGE, PlainWorld, address, aligned_words, native
 

@@ -15,13 +15,13 @@ import pytest
 from typer.testing import CliRunner
 
 from nanokv.check import command
+from nanokv.check.lab.layout import LayoutError, loopback, namespaces
 from nanokv.check.nodes import run
 from nanokv.check.nodes.faults import FAULTS, Scene
 from nanokv.check.report import Row
 from nanokv.check.supervised import Began, Event
-from nanokv.cli import app
 from nanokv.errors import InvalidArgument
-from nanokv.lab.layout import LayoutError, loopback, namespaces
+from nanokv.tools.cli import app
 from tests.support.needed import leave_out
 
 SHORT = "stopped, shorter than timeout"

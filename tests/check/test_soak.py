@@ -19,12 +19,12 @@ from nanokv.check.soak.probes import ProbeReport, Suspect
 from nanokv.check.soak.run import LEAST_ROUNDS, run_soak
 from nanokv.check.soak.work import PAGE, Done, Ledger, SoakWorker
 from nanokv.check.soak.world import SoakWorld
-from nanokv.cli import app
 from nanokv.device.machines.base import Machine
 from nanokv.heap.shm import list_worlds
-from nanokv.host_poller import make_room as rooms
-from nanokv.host_poller.coalesce import join_free_extents
-from nanokv.host_poller.make_room import _JOIN_PATIENCE as JOIN_PATIENCE
+from nanokv.space import make_room as rooms
+from nanokv.space.coalesce import join_free_extents
+from nanokv.space.make_room import _JOIN_PATIENCE as JOIN_PATIENCE
+from nanokv.tools.cli import app
 
 LEAKED: list[bytes] = []
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from nanokv.cli import app
 from nanokv.cluster.card import member_name
+from nanokv.tools.cli import app
 
 from .conftest import MakeCluster, key_of
 

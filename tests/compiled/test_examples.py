@@ -14,7 +14,7 @@ KERNELS = {
     "producer_kernel": {"prefill_kernel"},
 }  #: of each example
 pytestmark = [
-    pytest.mark.proved("nanokv.virtual_world", *(f"examples.{name}" for name in KERNELS)),
+    pytest.mark.proved("nanokv.cache.virtual_world", *(f"examples.{name}" for name in KERNELS)),
     pytest.mark.exhaustive,
 ]
 

@@ -24,9 +24,9 @@ pytest.importorskip("transformers", reason="needs the extra nanokv[transformers]
 
 import transformers
 
-from nanokv.engines.transformers import PrefixCache, PromptKV
-from nanokv.engines.transformers.prefix_cache import KeyChain, weights_digest
-from nanokv.engines.transformers.prompt_kv import unexpected_mask, unexpected_positions
+from nanokv.integrations.transformers import PrefixCache, PromptKV
+from nanokv.integrations.transformers.prefix_cache import KeyChain, weights_digest
+from nanokv.integrations.transformers.prompt_kv import unexpected_mask, unexpected_positions
 from tests.support.tiny_models import CONFIGS, HEAP, PAGE, VOCABULARY, WINDOW, GeneratingRank, prompt, tiny
 
 BLOCK = 16
@@ -1112,7 +1112,7 @@ def test_unexpected_positions(positions: Any, pads: list[int], unexpected: bool)
 def test_the_window_that_keeps_shows_what_transformers_shows() -> None:
     from transformers.cache_utils import DynamicSlidingWindowLayer
 
-    from nanokv.engines.transformers.layers import KeptSlidingLayer
+    from nanokv.integrations.transformers.layers import KeptSlidingLayer
 
     kept, plain = KeptSlidingLayer(WINDOW), DynamicSlidingWindowLayer(WINDOW)
     for new in (5, 18, 1, 1, 40, 1, 3):
@@ -1124,5 +1124,5 @@ def test_the_window_that_keeps_shows_what_transformers_shows() -> None:
 
 
 def test_nanokv_does_not_import_transformers() -> None:
-    code = "import nanokv, sys, nanokv.cache, nanokv.engines; print('transformers' in sys.modules)"
+    code = "import nanokv, sys, nanokv.cache.cache, nanokv.engines; print('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import nanokv
-from nanokv.engines.vllm.cluster import HELD_UP, RESTS, ClusterLoads, ClusterLookups, join, reachable_prefix
-from nanokv.engines.vllm.settings import Settings
 from nanokv.errors import ClusterUnavailable, InvalidArgument, KeyNotFound, LinkUnavailable, PeerLost
+from nanokv.integrations.vllm.cluster import HELD_UP, RESTS, ClusterLoads, ClusterLookups, join, reachable_prefix
+from nanokv.integrations.vllm.settings import Settings
 from tests.cluster.conftest import HEAP_BYTES, PAGE, PATIENCE, until
 from tests.support.needed import leave_out
 
@@ -144,8 +144,8 @@ def test_without_zeromq(tmp_path: Path) -> None:
 import sys
 sys.modules["zmq"] = None
 import nanokv
-from nanokv.engines.vllm.cluster import join
-from nanokv.engines.vllm.settings import Settings
+from nanokv.integrations.vllm.cluster import join
+from nanokv.integrations.vllm.settings import Settings
 from nanokv.errors import LinkUnavailable
 try:
     join(nanokv.NanoKVCache(1 << 20, page_bytes=4096), Settings(cluster="file://{tmp_path}"), "engine", 0)

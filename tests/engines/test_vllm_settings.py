@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from nanokv.cli import app
 from nanokv.cluster.options import ClusterOptions
-from nanokv.engines.vllm.cluster_flags import OPTIONS, node_of
-from nanokv.engines.vllm.flags import command_lines, flag_texts
-from nanokv.engines.vllm.settings import PRODUCER_HOLD, Settings, parse
 from nanokv.errors import InvalidArgument
+from nanokv.integrations.vllm.cluster_flags import OPTIONS, node_of
+from nanokv.integrations.vllm.flags import command_lines, flag_texts
+from nanokv.integrations.vllm.settings import PRODUCER_HOLD, Settings, parse
+from nanokv.tools.cli import app
 
 
 def test_flags_are_parsed() -> None:

@@ -16,7 +16,7 @@ from nanokv.device.memory.triton import store64
 from nanokv.device.protocol.status import Status
 from nanokv.device.protocol.ticket import TICKET
 from nanokv.device.segment.layout import ENTRIES_PER_BUCKET, WORD
-from nanokv.host_poller.coalesce import join_free_extents
+from nanokv.space.coalesce import join_free_extents
 from tests.gpu.bodies import PAGE, World, flat, key, world
 
 OK, MISS, DUPLICATE, FULL, SIZE = Status.OK, Status.MISS, Status.DUPLICATE, Status.FULL, Status.SIZE

@@ -12,17 +12,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
+from nanokv.cache.engine import world_spec
 from nanokv.config import make_options
 from nanokv.device.machines.launch import LaunchMachine
 from nanokv.device.segment.geometry import Geometry
-from nanokv.engine import world_spec
 from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, NanoKVError, OutOfMemory
 from nanokv.fsck import check_cache
 from nanokv.heap.local import LocalHeap, LocalWorld
 from nanokv.host_poller.events import Event, EventKind
-from nanokv.identity import Identity
-from nanokv.kv_layout import KVLayout
+from nanokv.keys.identity import Identity
+from nanokv.keys.kv_layout import KVLayout
 
 PAGE = 4096
 

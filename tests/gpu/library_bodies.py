@@ -14,13 +14,13 @@ from examples import attention_prefill, paged_decode
 from examples.attention_prefill import AttentionPrefill
 from examples.paged_decode import ValidatedDecode, decode_pinned, reference
 from examples.rope_prefill import BLOCK, Prefill, block_requests, rotated, rotation
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
+from nanokv.cache.virtual_world import local_world
 from nanokv.device import library
 from nanokv.device.machines.records import Request
 from nanokv.device.protocol.status import Status
 from nanokv.errors import KeyNotFound, ObjectPinned
 from nanokv.fsck import check_cache
-from nanokv.virtual_world import local_world
 from tests.gpu.bodies import WARPS
 
 PAGE = 4096

@@ -14,7 +14,7 @@ from nanokv.device.machines.records import Request
 from nanokv.device.machines.slices import Box, ObjectStrides, Slices
 from nanokv.device.protocol.status import Status
 from nanokv.device.protocol.ticket import TICKET
-from nanokv.kv_layout import KVLayout
+from nanokv.keys.kv_layout import KVLayout
 from nanokv.transfer.reshard import object_strides, plan
 from tests.gpu.bodies import World, flat, key, world
 

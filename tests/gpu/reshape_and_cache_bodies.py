@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from triton.runtime.interpreter import InterpretedFunction
 
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
+from nanokv.cache.virtual_world import local_world
 from nanokv.device.kernels.reshape_and_cache import reshape_and_cache_kernel
 from nanokv.device.machines.reshape_and_cache import Publish, reshape_and_cache, reshape_and_cache_flash
 from nanokv.device.protocol.ticket import TICKET
 from nanokv.device.segment.layout import WORD
 from nanokv.errors import CacheClosed, DuplicateKey, InvalidArgument, KeyNotFound, NotReady, OutOfMemory, WriteLost
 from nanokv.transfer.cache_writer import CacheWriter, FilledBlock
-from nanokv.virtual_world import local_world
 from tests.gpu.library_bodies import caches
 
 E4M3, E5M2, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16

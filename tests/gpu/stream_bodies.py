@@ -15,7 +15,7 @@ from nanokv.device.kernels.frame import call_kernel
 from nanokv.device.machines.batch import Batch
 from nanokv.device.machines.records import Request
 from nanokv.device.protocol.status import Status
-from nanokv.host_poller.water_marks import evict_pages
+from nanokv.space.water_marks import evict_pages
 from tests.gpu.bodies import flat, world
 from tests.gpu.library_bodies import PAGE, caches
 

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nanokv.doctor import peer_atomics
 from nanokv.errors import HeapUnavailable
 from nanokv.heap import gpu_driver
 from nanokv.heap.gpu_driver import FineGrained, has_native_atomics, is_fine_grained
 from nanokv.heap.gpu_peer_access import check_links, check_pairs
+from nanokv.tools.doctor import peer_atomics
 from tests.support.gpu_driver_standin import Driver
 
 GPUS = [torch.device("cuda", i) for i in range(3)]

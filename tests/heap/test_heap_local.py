@@ -13,12 +13,12 @@ import torch
 import nanokv
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.views import SegmentView
-from nanokv.doctor import peer_access
 from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
 from nanokv.heap import futex
 from nanokv.heap.gpu_peer_access import without_access
 from nanokv.heap.local import LocalWorld
 from nanokv.heap.world_spec import WorldSpec
+from nanokv.tools.doctor import peer_access
 
 PAGE = 4096
 GEOMETRY = Geometry.plan(16 * PAGE, PAGE, 2, max_objects=8, ring_slots=16, pin_slots=8)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
 from nanokv.device.segment.layout import ONE_PIN
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import SegmentCorrupt

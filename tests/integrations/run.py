@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from nanokv.cli.output import console
 from nanokv.integrations.mooncake.shim import make
+from nanokv.tools.cli.output import console
 from tests.integrations.surfaces import put_into
 
 ROOT = Path(__file__).parents[2]

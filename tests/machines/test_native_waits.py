@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import nanokv
+from nanokv.cache.waiting import Waiter
 from nanokv.device.protocol.status import Status
 from nanokv.errors import WaitTimeout
 from nanokv.heap import futex
-from nanokv.waiting import Waiter
 
 PATIENCE = 30.0
 Caches = list[nanokv.NanoKVCache]

@@ -29,7 +29,12 @@ ROOT = Path(__file__).parents[2]
 FIRST_WITHOUT_ORDER = (3, 9)  #: of Triton
 PROBE = "put_get_probe_kernel"
 #: need packages or processes of their own when they are imported, and have no device functions
-LEFT_OUT = ("nanokv.engines.vllm", "nanokv.integrations", "nanokv.bench", "nanokv.demo", "nanokv.check.preload")
+LEFT_OUT = (
+    "nanokv.integrations",
+    "nanokv.bench",
+    "nanokv.tools.demo",
+    "nanokv.check.preload",
+)
 
 
 def device_functions() -> list[JITFunction]:

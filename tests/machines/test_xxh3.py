@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nanokv.device.machines.native_code import NativeFunction, native_function
 from nanokv.device.memory.triton import store64
 from nanokv.device.native.xxh3 import xxh3_128
-from nanokv.keys import Hasher
+from nanokv.keys.hashing import Hasher
 from tests.support.plain_world import address
 
 SHORTEST, LONGEST = 9, 240

@@ -10,9 +10,9 @@ from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import MARK_SHIFT, SIZE_CLASSES
 from nanokv.heap.local import LocalWorld
 from nanokv.heap.world_spec import WorldSpec
-from nanokv.host_poller.free_pages import FreePages, run_lengths
 from nanokv.host_poller.poller import Poller
 from nanokv.host_poller.sweeper import LATELY
+from nanokv.space.free_pages import FreePages, run_lengths
 from tests.poller.test_sweeper import PAGE, Rank
 
 PAGES = 128

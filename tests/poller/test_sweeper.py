@@ -24,11 +24,11 @@ from nanokv.device.segment.layout import (
 from nanokv.device.segment.views import SegmentView
 from nanokv.heap.local import LocalHeap, LocalWorld
 from nanokv.heap.world_spec import WorldSpec
-from nanokv.host_poller.coalesce import carve_runs, join_free_extents
 from nanokv.host_poller.grace import Grace
 from nanokv.host_poller.intake import BATCH, HOLE_PATIENCE
-from nanokv.host_poller.make_room import make_room
 from nanokv.host_poller.poller import Poller
+from nanokv.space.coalesce import carve_runs, join_free_extents
+from nanokv.space.make_room import make_room
 
 PAGE = 4096
 RAW = (0,) * 8

@@ -14,7 +14,7 @@ from nanokv.device.segment.geometry import Geometry, evicts_by
 from nanokv.device.segment.layout import READY, STATE_MASK
 from nanokv.heap.local import LocalWorld
 from nanokv.heap.world_spec import WorldSpec
-from nanokv.host_poller.water_marks import EVICTIONS_A_ROUND
+from nanokv.space.water_marks import EVICTIONS_A_ROUND
 from tests.poller.test_sweeper import PAGE, Rank
 from tests.support.rank_processes import until
 

@@ -11,7 +11,7 @@ from nanokv.device.machines.native import NativeMachine
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import POLICIES, Geometry, evicts_by
 from nanokv.device.segment.layout import READY, STATE_MASK, unpack
-from nanokv.replay.policies import Fifo
+from nanokv.tools.replay.policies import Fifo
 from tests.support.lifetimes_model import Lifetimes
 from tests.support.plain_world import PlainWorld
 

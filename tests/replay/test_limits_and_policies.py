@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanokv.replay.limits import best_rate, lru_rates
-from nanokv.replay.policies import POLICIES, Clock, Fifo, Lru, Policy, S3Fifo, Sieve, hit_rate
-from nanokv.replay.trace import Trace, make_trace, read_trace
+from nanokv.tools.replay.limits import best_rate, lru_rates
+from nanokv.tools.replay.policies import POLICIES, Clock, Fifo, Lru, Policy, S3Fifo, Sieve, hit_rate
+from nanokv.tools.replay.trace import Trace, make_trace, read_trace
 
 PUBLIC = Path(__file__).resolve().parents[3] / "shared" / "traces" / "conversation.jsonl"
 

@@ -14,14 +14,14 @@ import torch
 from typer.testing import CliRunner, Result
 
 import nanokv
-from nanokv.cli import app
 from nanokv.errors import InvalidArgument, PeerLost, SegmentCorrupt
 from nanokv.heap.shm import list_worlds
-from nanokv.replay.chart import draw
-from nanokv.replay.limits import lru_rates
-from nanokv.replay.producers import PAGE_BYTES, Tickets, _Producer, replay
-from nanokv.replay.run import Row, Times
-from nanokv.replay.trace import Trace, make_trace, read_trace
+from nanokv.tools.cli import app
+from nanokv.tools.replay.chart import draw
+from nanokv.tools.replay.limits import lru_rates
+from nanokv.tools.replay.producers import PAGE_BYTES, Tickets, _Producer, replay
+from nanokv.tools.replay.run import Row, Times
+from nanokv.tools.replay.trace import Trace, make_trace, read_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 

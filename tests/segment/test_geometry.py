@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nanokv.cache.engine import plan_geometry
 from nanokv.config import Options
 from nanokv.device.segment.geometry import (
     MIN_PAGE_BYTES,
@@ -32,7 +33,6 @@ from nanokv.device.segment.layout import (
 )
 from nanokv.device.segment.record import LINE
 from nanokv.device.segment.world_table import WORLD
-from nanokv.engine import plan_geometry
 
 REGIONS = ("activity", "links", "hdr", "desc", "dir", "turn", "ann", "pin", "layouts", "heap")
 

@@ -10,12 +10,12 @@ from zlib import crc32
 
 import torch
 
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
 from nanokv.check.rank_process import RankCommands
 from nanokv.errors import NanoKVError
 from nanokv.heap.shm import ShmHeap
-from nanokv.membership import empty
-from nanokv.membership.empty import move_object
+from nanokv.leaving import empty
+from nanokv.leaving.empty import move_object
 from nanokv.types import Left
 
 PAGE = 4096

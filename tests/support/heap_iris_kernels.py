@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
 from nanokv.check.rank_process import PATIENCE
 from nanokv.config import make_options
 from nanokv.device.segment.layout import EPOCH_SHIFT, H_STATE, READY, WRITING

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
 from nanokv.check.rank_process import RankCommands
 from nanokv.config import make_options
 from nanokv.device.segment.geometry import Geometry

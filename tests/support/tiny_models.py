@@ -5,10 +5,10 @@ from typing import Any
 import torch
 import transformers
 
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
 from nanokv.check.rank_process import RankCommands
-from nanokv.engines.transformers import PrefixCache
 from nanokv.errors import NanoKVError
+from nanokv.integrations.transformers import PrefixCache
 
 VOCABULARY = 512
 WINDOW = 24  #: tokens of a sliding window: not a multiple of a block

@@ -2,7 +2,7 @@
 
 import torch
 
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
 from nanokv.check.rank_process import RankCommands
 from nanokv.transfer.cache_writer import FilledBlock
 from tests.gpu.on_ptx import machine_for

@@ -15,7 +15,7 @@ from nanokv.bench.questions import sweep
 from nanokv.bench.suite.question import Question
 from nanokv.bench.suite.record import read
 from nanokv.bench.suite.ring import Mismatch
-from nanokv.cli import app
+from nanokv.tools.cli import app
 
 ROOT = Path(__file__).parents[2]
 SMALL = [

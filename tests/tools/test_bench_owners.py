@@ -15,9 +15,9 @@ from nanokv.bench.suite.figure import Case
 from nanokv.bench.suite.owner import OwnerHere
 from nanokv.bench.suite.ring import Mismatch
 from nanokv.bench.suite.worlds import MeasuredWorld, Worlds
+from nanokv.cache.engine import plan_geometry
 from nanokv.config import Options
 from nanokv.device.segment.layout import HEAP_CTL, REGIONS
-from nanokv.engine import plan_geometry
 from tests.support.bench_questions import TINY, ask, cases, check_latency, opened_worlds
 
 

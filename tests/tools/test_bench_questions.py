@@ -15,9 +15,9 @@ from nanokv.bench.suite.parallel import Counted, run_together
 from nanokv.bench.suite.plots import plots
 from nanokv.bench.suite.ring import Mismatch
 from nanokv.bench.suite.worlds import Worlds
+from nanokv.cache.engine import plan_geometry
 from nanokv.config import Options
 from nanokv.device.segment.layout import FREE_HEAD_STRIDE, HEAP_CTL
-from nanokv.engine import plan_geometry
 from tests.support.bench_questions import TINY, ask, cases, check_latency, opened_worlds
 
 

@@ -19,9 +19,6 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import nanokv
-from nanokv import doctor
-from nanokv.cli import app, worlds
-from nanokv.cli.output import blocks, columns, size
 from nanokv.device.machines.code_cache import cache_directory, code_digest
 from nanokv.device.machines.native import NativeMachine
 from nanokv.device.machines.native_code import compiled
@@ -35,7 +32,10 @@ from nanokv.heap.shm import ShmHeap, list_worlds
 from nanokv.heap.shm_tools import inspect
 from nanokv.heap.world_file import path_of
 from nanokv.heap.world_spec import WorldSpec
-from nanokv.keys import tag_of
+from nanokv.keys.hashing import tag_of
+from nanokv.tools import doctor
+from nanokv.tools.cli import app, worlds
+from nanokv.tools.cli.output import blocks, columns, size
 
 PAGE = 4096
 RAW = (0,) * 8
@@ -120,7 +120,7 @@ def dead(shm_name: str) -> str:
 # --- without a world --------------------------------------------------------------------------
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from typer.testing import CliRunner; from nanokv.cli import app;"
+        "import sys; from typer.testing import CliRunner; from nanokv.tools.cli import app;"
         "done = CliRunner().invoke(app, ['--help']); assert done.exit_code == 0, done.output;"
         "heavy = {'torch', 'triton', 'numba', 'numpy'} & set(sys.modules); assert not heavy, heavy;"
         "print(done.output)"
@@ -144,7 +144,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_commands_about_worlds_import_no_torch(command: list[str], dead: str) -> None:
     arguments = [dead if word == "NAME" else word for word in command]
     code = (
-        "import sys; from typer.testing import CliRunner; from nanokv.cli import app;"
+        "import sys; from typer.testing import CliRunner; from nanokv.tools.cli import app;"
         f"done = CliRunner().invoke(app, {arguments!r}); assert done.exit_code in (0, 1, 3), done.output;"
         "heavy = {'torch', 'numba'} & set(sys.modules); assert not heavy, heavy"
     )
@@ -164,7 +164,7 @@ def test_the_shell_can_complete_the_names_of_worlds(live: LiveWorld) -> None:
         "COMP_CWORD": "2",
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
-    code = "from nanokv.cli import main; main()"
+    code = "from nanokv.tools.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], check=False, env=environment, capture_output=True, text=True)
     assert done.stdout.split() == [live.name], done.stderr
 

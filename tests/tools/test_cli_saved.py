@@ -208,7 +208,7 @@ def test_save_says_why_not(live: World, shm_name: str, tmp_path: Path) -> None:
 
 def test_save_needs_no_torch(live: World, shm_name: str, file: Path) -> None:
     code = (
-        "import sys; from typer.testing import CliRunner; from nanokv.cli import app;"
+        "import sys; from typer.testing import CliRunner; from nanokv.tools.cli import app;"
         f"done = CliRunner().invoke(app, ['save', {shm_name!r}, {str(file)!r}]); assert done.exit_code == 0;"
         "heavy = {'torch', 'numba'} & set(sys.modules); assert not heavy, heavy"
     )
@@ -361,7 +361,7 @@ def in_terminal(*arguments: str) -> str:
 def test_a_bar_in_a_terminal_and_none_in_a_pipe(live: World, shm_name: str, file: Path) -> None:
     shown = in_terminal("save", shm_name, str(file))
     assert "saving" in shown and "\x1b[" in shown and "objects" in shown
-    piped = run_python("from nanokv.cli import main; main()", "save", shm_name, str(file))
+    piped = run_python("from nanokv.tools.cli import main; main()", "save", shm_name, str(file))
     assert piped.returncode == 0 and piped.stderr == "" and "\x1b" not in piped.stdout
     assert max(map(len, piped.stdout.splitlines())) <= 80
     assert "loading" in in_terminal("load", str(file), shm_name + "-new")

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from nanokv.demo.prompts import BLOCK_TOKENS, SHARED_TOKENS, make_prompts, whole_blocks
-from nanokv.demo.run import Outcome
+from nanokv.tools.demo.prompts import BLOCK_TOKENS, SHARED_TOKENS, make_prompts, whole_blocks
+from nanokv.tools.demo.run import Outcome
 
 pytest.importorskip("transformers", reason="the demo needs the extra nanokv[demo]")
 
-from nanokv.demo.children import Crew, DemoFailed
-from nanokv.demo.job import ROLES
-from nanokv.demo.run import run_demo
+from nanokv.tools.demo.children import Crew, DemoFailed
+from nanokv.tools.demo.job import ROLES
+from nanokv.tools.demo.run import run_demo
 
 TOKENS = 8
 RUN_SECONDS = 240  #: a bound for a busy machine; a run takes about ten seconds
@@ -52,7 +52,7 @@ def _all_workers() -> list[tuple[int, int]]:
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if "nanokv.demo.worker" in (entry / "cmdline").read_text():
+            if "nanokv.tools.demo.worker" in (entry / "cmdline").read_text():
                 found.append((int(entry.name), int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])))
         except OSError:
             continue  # it ended meanwhile
@@ -148,7 +148,7 @@ def test_a_dead_worker_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_worker_that_notices_a_death_before_the_parent_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Crew, "_start", lambda crew, role, seed: None)
-    monkeypatch.setattr("nanokv.demo.children.NOTICE", 60.0)
+    monkeypatch.setattr("nanokv.tools.demo.children.NOTICE", 60.0)
     with Crew(0) as crew:
         crew._logs["prefill"] = tempfile.TemporaryFile()  # noqa: SIM115 - `stop` closes it
         killed = crew._processes["prefill"] = subprocess.Popen(["sleep", "600"], text=True)
@@ -166,7 +166,7 @@ def test_a_worker_that_notices_a_death_before_the_parent_is_not_blamed(monkeypat
 @pytest.mark.exhaustive
 def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, alloc: str) -> None:
     # six prompts: on a loaded machine it must not end before the signal arrives
-    script = f"from nanokv.demo.run import run_demo; raise SystemExit(run_demo({alloc!r}, 6, 120))"
+    script = f"from nanokv.tools.demo.run import run_demo; raise SystemExit(run_demo({alloc!r}, 6, 120))"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     demo = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment)
     watchdog = threading.Timer(RUN_SECONDS, demo.kill)
@@ -210,7 +210,7 @@ def test_refuses_what_it_cannot_do(arguments: dict[str, object], message: str) -
 
 
 def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nanokv.demo.run.find_spec", lambda name: None)
+    monkeypatch.setattr("nanokv.tools.demo.run.find_spec", lambda name: None)
     code, report = run()
     assert code == 2
     assert "pip install 'nanokv[demo]'" in report

@@ -200,7 +200,7 @@ def test_by_hand_as_the_document_says(apart: None, tmp_path: Path) -> None:
                 command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
             )
         finally:
-            down = [sys.executable, "-m", "nanokv.lab.layout", "down", name]
+            down = [sys.executable, "-m", "nanokv.check.lab.layout", "down", name]
             subprocess.run(down, cwd=ROOT, check=False, timeout=60)  # if the script did not come to that
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.count("yes\n") == done.stdout.count("alive") == done.stdout.count("has left in") == 3

@@ -20,8 +20,8 @@ import torch
 import nanokv
 from nanokv.check.model.mutants import MUTANTS
 from nanokv.check.model.scenarios import SCENARIOS
-from nanokv.cli import app
 from nanokv.device.segment.geometry import Geometry
+from nanokv.tools.cli import app
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -65,7 +65,7 @@ NOT_RUN = {
     **{f"nanokv {name} etcd://127.0.0.1:2379/nanokv": CLUSTER for name in ("ls", "stats", "fsck")},
     "docker build -f examples/deploy/Dockerfile -t nanokv:0.1.0 .": KUBERNETES,
     "kubectl apply -k examples/deploy/kubernetes/base": KUBERNETES,
-    "python -m nanokv.lab.layout up trial --nodes 3": BY_HAND,
+    "python -m nanokv.check.lab.layout up trial --nodes 3": BY_HAND,
     "export UCX_TLS=tcp,self": BY_HAND,
     'export OPTIONS="--devices eth0 --ports 40000-44999 --heap 64Mi --status 8790"': BY_HAND,
     "for i in 1 2 3; do ip netns exec trial.node$i python -m examples.deploy.node etcd://10.77.0.1:2379/trial "
@@ -74,7 +74,7 @@ NOT_RUN = {
     "do sleep 1; done; done": BY_HAND,
     **{f"ip netns exec trial.node1 nanokv {x} etcd://10.77.0.1:2379/trial": BY_HAND for x in ("ls", "stats", "fsck")},
     "kill $(jobs -p); wait": BY_HAND,
-    "python -m nanokv.lab.layout down trial": BY_HAND,
+    "python -m nanokv.check.lab.layout down trial": BY_HAND,
     "pip install '.[transformers]'": INSTALLS,
     "nanokv check --device cuda": GPU,
     "python -m bench.gpu.plan --out build/gpu --commit HASH": GPU,
@@ -169,7 +169,7 @@ keys, (layers, _), blocks = put_all([one, two], model()), engine(WHOLE, 4), [0, 
     'inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")': """
 import nanokv, torch
 from examples.generate import load_model
-from nanokv.engines.transformers import PrefixCache
+from nanokv.integrations.transformers import PrefixCache
 model, cache = load_model(), nanokv.local_world(1, 1 << 20)[0]
 prefixes, texts = PrefixCache(model, cache), []
 def tokenizer(texts, **options):

@@ -14,7 +14,7 @@ import pytest
 from triton.runtime.jit import JITFunction
 
 from examples import attention_prefill, paged_decode, rope_prefill
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
 from nanokv.device import library
 from nanokv.device.protocol.request import REQUEST
 from nanokv.device.protocol.status import Status

@@ -15,7 +15,7 @@ from nanokv.device.segment.layout import (
     WRITING,
     unpack,
 )
-from nanokv.host_poller.coalesce import join_free_extents
+from nanokv.space.coalesce import join_free_extents
 from tests.support.fsck_fixture import PAGE, RANKS, RAW, Pin, World, digest, home_of, ten_objects
 
 LOOKS = 200

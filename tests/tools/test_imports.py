@@ -4,6 +4,7 @@ import ast
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -12,8 +13,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DEVICE = "nanokv.device"
 BARE = ("device", "host_poller", "compat_v1")
-CACHE_SIDE = ("nanokv.cache", "nanokv.virtual_world", "nanokv.cli", "nanokv.demo", "nanokv.engine")
 LEAVES = ("nanokv.errors", "nanokv.seldom", "nanokv.types")
+
+# the rooms of `nanokv`, lowest first: a room imports only rooms before it
+FLOORS = (
+    *("errors", "types", "arguments", "dtypes", "seldom"),
+    *("device", "heap", "space", "host_poller"),
+    *("background", "keys", "statistics", "allocation", "compat_v1", "config"),
+    *("fsck", "saved", "transfer", "leaving", "cache"),
+    *("blocks", "sequences", "cluster", "integrations"),
+    *("check", "bench", "tools", "__main__"),
+)
 
 # the rooms of `nanokv.device`, lowest first: a room imports only rooms before it
 ROOMS = ("sources", "memory", "segment", "protocol", "native", "fabric", "kernels", "machines", "sim")
@@ -25,7 +35,8 @@ ALLOWED = {
     "nanokv.device.ptx": ("nanokv.errors",),
     "nanokv.device.gcn": ("nanokv.errors",),
     "nanokv.heap": ("nanokv.device", *LEAVES),
-    "nanokv.host_poller": ("nanokv.device", "nanokv.heap", *LEAVES),
+    "nanokv.space": ("nanokv.device", *LEAVES),
+    "nanokv.host_poller": ("nanokv.device", "nanokv.heap", "nanokv.space", *LEAVES),
     "nanokv.errors": (),
     "nanokv.seldom": (),
     "nanokv.types": ("nanokv.errors",),
@@ -56,26 +67,34 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def _is_typing_block(node: ast.AST) -> bool:
+def _is_for_types(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
-def _statements(tree: ast.AST, *, at_import: bool) -> list[ast.stmt]:
-    """Import statements of a module. `at_import`: only those that run when it is imported."""
+def _is_later(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or _is_for_types(node)
+
+
+def _nothing(node: ast.AST) -> bool:
+    return False
+
+
+def _statements(tree: ast.AST, left_out: Callable[[ast.AST], bool]) -> list[ast.stmt]:
+    """Import statements of a module, but for those within what is left out."""
     found: list[ast.stmt] = []
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             found.append(node)
-        elif not (at_import and (isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or _is_typing_block(node))):
-            found += _statements(node, at_import=at_import)
+        elif not left_out(node):
+            found += _statements(node, left_out)
     return found
 
 
 @cache
-def imports(name: str, *, at_import: bool = False) -> frozenset[str]:
-    """The modules of the project that a module names in its imports."""
+def imports(name: str, left_out: Callable[[ast.AST], bool] = _nothing) -> frozenset[str]:
+    """The modules of the project that a module names in its imports, but for those within what is left out."""
     found = set()
-    for node in _statements(ast.parse(modules()[name].read_text()), at_import=at_import):
+    for node in _statements(ast.parse(modules()[name].read_text()), left_out):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name} has a relative import in line {node.lineno}"
             base = node.module or ""
@@ -90,7 +109,9 @@ def inside(name: str, package: str) -> bool:
 
 
 def test_all_modules_are_looked_at() -> None:
-    assert {"nanokv", "nanokv.cache", "nanokv.device.segment.layout", "nanokv.host_poller.poller"} <= set(modules())
+    assert {"nanokv", "nanokv.cache.cache", "nanokv.device.segment.layout", "nanokv.host_poller.poller"} <= set(
+        modules()
+    )
     assert {"nanokv.device.protocol.extent", "nanokv.device.segment.layout"} <= imports("nanokv.device.protocol.put")
 
 
@@ -129,10 +150,23 @@ def test_arrows_go_one_way(package: str) -> None:
             assert any(inside(other, allowed) for allowed in (package, *ALLOWED[package])), f"{name} imports {other}"
 
 
-def test_engines_are_on_top() -> None:
-    for name in (name for name in modules() if not inside(name, "nanokv.engines")):
-        if any(inside(other, "nanokv.engines") for other in imports(name)):
-            assert any(inside(name, user) for user in ("nanokv.bench", "nanokv.cli", "nanokv.demo")), name
+def test_integrations_are_on_top() -> None:
+    for name in (name for name in modules() if not inside(name, "nanokv.integrations")):
+        if any(inside(other, "nanokv.integrations") for other in imports(name)):
+            assert any(inside(name, user) for user in ("nanokv.bench", "nanokv.tools.cli", "nanokv.tools.demo")), name
+
+
+def test_every_room_has_its_floor() -> None:
+    rooms = {name.split(".")[1] for name in modules() if name != "nanokv"}
+    assert rooms == set(FLOORS) and len(FLOORS) == len(rooms)
+
+
+@pytest.mark.parametrize("room", FLOORS)
+def test_no_room_imports_a_later_one(room: str) -> None:
+    earlier = [f"nanokv.{name}" for name in FLOORS[: FLOORS.index(room) + 1]]
+    for name in (name for name in modules() if inside(name, f"nanokv.{room}")):
+        for other in imports(name, _is_for_types) & modules().keys() - {"nanokv"}:
+            assert any(inside(other, each) for each in earlier), f"{name} imports {other}"
 
 
 def test_every_part_of_device_is_a_room_or_on_top() -> None:
@@ -148,19 +182,13 @@ def test_no_room_of_device_imports_a_later_one(room: str) -> None:
             assert any(inside(other, each) for each in earlier), f"{name} imports {other}"
 
 
-@pytest.mark.parametrize("package", ["nanokv.device", "nanokv.heap", "nanokv.host_poller", "nanokv.compat_v1"])
-def test_nothing_below_imports_the_cache(package: str) -> None:
-    for name in (name for name in modules() if inside(name, package)):
-        assert not [other for other in imports(name) for top in CACHE_SIDE if inside(other, top)], name
-
-
 def test_there_are_no_circles() -> None:
     done: set[str] = set()
 
     def visit(name: str, path: tuple[str, ...]) -> None:
         assert name not in path, " -> ".join((*path[path.index(name) :], name))
         if name not in done:
-            for other in sorted(imports(name, at_import=True) & modules().keys()):
+            for other in sorted(imports(name, _is_later) & modules().keys()):
                 visit(other, (*path, name))
             done.add(name)
 
@@ -178,5 +206,5 @@ def test_the_cache_is_imported_without_the_compiler() -> None:
     """LLVM's import takes 20 ms. And vLLM 0.32 looks through all modules at its start (`triton_utils/dispatcher.py`),
     where llvmlite 0.47 has an object that claims to have any attribute, `__dict__` too: the engine would not start.
     """
-    done = run("import sys, nanokv.cache; print([name for name in ('numba', 'llvmlite') if name in sys.modules])")
+    done = run("import sys, nanokv.cache.cache; print([name for name in ('numba', 'llvmlite') if name in sys.modules])")
     assert done.stdout == "[]\n", done.stderr

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
+from nanokv.cache.virtual_world import local_world
 from nanokv.check.corruption.words import Corruptor
 from nanokv.check.report import CheckFailure
 from nanokv.device.machines.records import Place
@@ -20,8 +21,7 @@ from nanokv.errors import NanoKVError, WaitTimeout
 from nanokv.fsck import check_cache
 from nanokv.fsck.inspect_world import Inspected
 from nanokv.heap.shm import ShmHeap, inspect, remove_world
-from nanokv.host_poller.coalesce import join_free_extents
-from nanokv.virtual_world import local_world
+from nanokv.space.coalesce import join_free_extents
 
 PAGES, PAGE_BYTES = 16, 256
 RANKS = 2

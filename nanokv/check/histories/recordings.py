@@ -18,7 +18,8 @@ from uuid import uuid4
 import numpy as np
 import torch
 
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
+from nanokv.cache.virtual_world import local_world
 from nanokv.check.histories.key_model import DUPLICATE, FULL, MISS, NOT_READY, OK, PINNED, TORN
 from nanokv.check.histories.linearizability import NEVER, Operation
 from nanokv.check.histories.recorder import NAMES, ROW_WORDS, TORN_VALUE, lingering_record
@@ -31,7 +32,6 @@ from nanokv.device.protocol.status import Status
 from nanokv.errors import DuplicateKey, KeyNotFound, NotReady, ObjectPinned, OutOfMemory
 from nanokv.heap.shm import list_worlds, remove_world
 from nanokv.heap.world_file import directory
-from nanokv.virtual_world import local_world
 
 CALLERS = 3
 RANKS = 2  #: of the world that threads share

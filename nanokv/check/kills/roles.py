@@ -24,7 +24,7 @@ from nanokv.check.ranks import CacheRank
 from nanokv.check.report import CheckFailure
 from nanokv.device.machines.records import Place
 from nanokv.device.segment.layout import WORD
-from nanokv.host_poller.make_room import make_room
+from nanokv.space.make_room import make_room
 
 ROLES = ("producer", "large", "plan", "reader", "owner", "room", "poller")
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
 from nanokv.check.kills.roles import KEYS, KillWorker
 from nanokv.check.payloads import check_payload, name, payload
 from nanokv.check.rank_process import RankProcess, wait_until
@@ -19,7 +19,7 @@ from nanokv.errors import KeyNotFound, NotReady, OutOfMemory
 from nanokv.fsck import Finding, check_cache
 from nanokv.fsck.look import Look, take_looks
 from nanokv.heap.shm import list_worlds, remove_world
-from nanokv.pinned import Pinned
+from nanokv.transfer.pinned import Pinned
 from nanokv.types import Key, KeyDigest
 
 WORLD_SIZE = 5

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from nanokv.check.lab.layout import Host, Layout
 from nanokv.check.report import CheckFailure
-from nanokv.lab.layout import Host, Layout
 
 PATIENCE = 120.0  #: seconds for an answer; the longest, of `empty` and `pause`, take seconds. More is a hang
 GOODBYE = 10.0  #: seconds for a node to leave by itself

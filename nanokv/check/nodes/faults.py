@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from nanokv.check.lab import links
+from nanokv.check.lab.layout import Layout
 from nanokv.check.nodes.crew import Crew
-from nanokv.lab import links
-from nanokv.lab.layout import Layout
 
 
 class Scene(NamedTuple):

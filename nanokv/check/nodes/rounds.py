@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from nanokv.check.histories.key_model import KILLED
 from nanokv.check.histories.linearizability import NEVER
+from nanokv.check.lab.layout import Layout
 from nanokv.check.nodes import keys, times
 from nanokv.check.nodes.caller import BULK
 from nanokv.check.nodes.calls import LOST, NO_HOME, Call, forget_calls, is_putting, read_calls
@@ -25,7 +26,6 @@ from nanokv.check.nodes.faults import Fault, Scene
 from nanokv.check.nodes.judge import Facts, Judgement, judge, stored_for_good, to_be_found
 from nanokv.check.nodes.times import Times
 from nanokv.check.report import CheckFailure
-from nanokv.lab.layout import Layout
 
 PATIENCE = (
     90.0  #: seconds until a lease must have ended, and until nodes must reach each other again: seconds are usual

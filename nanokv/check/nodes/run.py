@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from time import monotonic
 
+from nanokv.check.lab.guard import guarded
+from nanokv.check.lab.layout import Layout, LayoutError, loopback, namespaces
 from nanokv.check.nodes.crew import Crew
 from nanokv.check.nodes.faults import FAULTS, Fault, Scene
 from nanokv.check.nodes.keys import MOST_ROUNDS
@@ -17,8 +19,6 @@ from nanokv.check.nodes.rounds import Lab, Round
 from nanokv.check.nodes.times import Times
 from nanokv.check.report import CheckFailure, Row, tell
 from nanokv.errors import InvalidArgument
-from nanokv.lab.guard import guarded
-from nanokv.lab.layout import Layout, LayoutError, loopback, namespaces
 
 PART = "nodes"
 NODES = ("a", "b", "c")

@@ -22,12 +22,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
 from nanokv.check.soak.objects import HALF_PAGES, bytes_of, make_object, name
 from nanokv.device.segment.layout import READY
 from nanokv.errors import KeyNotFound, OutOfMemory
-from nanokv.host_poller.free_pages import FreePages
 from nanokv.host_poller.index import key_of
+from nanokv.space.free_pages import FreePages
 
 HOLE_PAGES = (2, 32)  #: pages whose objects are removed at once, at least and at most: free neighbours, in pieces
 HOLES_SHARE = 0.2  #: of the probes begin with such a removal

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
 from nanokv.check.random_calls import EXPECTED
 from nanokv.check.rank_process import PATIENCE, RankCommands
 from nanokv.check.report import CheckFailure
@@ -20,8 +20,8 @@ from nanokv.device.segment.views import SegmentView
 from nanokv.errors import InvalidArgument
 from nanokv.fsck import check_cache
 from nanokv.fsck.look import Look, take_looks
-from nanokv.host_poller.free_pages import FreePages
-from nanokv.pinned import Pinned
+from nanokv.space.free_pages import FreePages
+from nanokv.transfer.pinned import Pinned
 
 
 # --- where each page and each header slot of a segment is, at rest: used, free or in quarantine ---

@@ -14,7 +14,7 @@ from nanokv.check.soak.probes import ProbeReport, Suspect
 from nanokv.check.soak.work import WORLD_SIZE, Done, SoakOptions
 from nanokv.heap.shm import list_worlds, remove_world
 from nanokv.heap.world_file import directory
-from nanokv.host_poller.make_room import _JOIN_PATIENCE as JOIN_PATIENCE
+from nanokv.space.make_room import _JOIN_PATIENCE as JOIN_PATIENCE
 
 Worker = Callable[..., RankCommands]
 

@@ -28,15 +28,15 @@ from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.platform import create_event_notifier
 
-from nanokv.cache import NanoKVCache
-from nanokv.ending import refuse_fork
+from nanokv.cache.cache import NanoKVCache
+from nanokv.cache.ending import refuse_fork
 from nanokv.errors import CacheClosed, DuplicateKey, KeyNotFound, NanoKVError, NotReady, SegmentCorrupt
 from nanokv.integrations import joining
 from nanokv.integrations.lmcache import settings
 from nanokv.integrations.lmcache.putting import Putting
 from nanokv.integrations.lmcache.values import flat, tensor_of
 from nanokv.integrations.refusals import Refusals
-from nanokv.pinned import Pinned
+from nanokv.transfer.pinned import Pinned
 from nanokv.types import KeyDigest
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from contextlib import suppress
 import torch
 from lmcache.v1.memory_management import MemoryObj
 
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
 from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, NanoKVError, NotReady, SegmentCorrupt
 from nanokv.integrations.joining import Joined
 from nanokv.integrations.lmcache.forms import Form, Layout

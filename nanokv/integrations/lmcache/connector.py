@@ -23,7 +23,7 @@ from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 
-from nanokv.ending import Forked
+from nanokv.cache.ending import Forked
 from nanokv.errors import CacheClosed, NanoKVError
 from nanokv.integrations.joining import Store, join
 from nanokv.integrations.lmcache import settings

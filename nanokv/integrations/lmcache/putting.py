@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import torch
 
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
 from nanokv.errors import DuplicateKey, KeyNotFound, NanoKVError, NotReady, SegmentCorrupt
 from nanokv.integrations.joining import Joined
 

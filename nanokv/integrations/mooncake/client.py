@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from nanokv.arguments import size as parsed_size
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
 from nanokv.errors import InvalidArgument, NanoKVError
 from nanokv.integrations.mooncake import place
 from nanokv.integrations.mooncake.arguments import PLAIN, config_code, number

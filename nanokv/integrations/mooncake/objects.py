@@ -27,7 +27,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from nanokv.cache import NanoKVCache
+from nanokv.allocation.terms import Hold, terms_of
+from nanokv.cache.cache import NanoKVCache
 from nanokv.device.machines.records import NO_TERMS, Found, Place, Terms, What
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.clock import now_ns
@@ -38,9 +39,8 @@ from nanokv.integrations.mooncake.codes import Code
 from nanokv.integrations.mooncake.config import ReplicateConfig, SoftPinAction
 from nanokv.integrations.mooncake.memory import Part, address_of, part_of, take
 from nanokv.integrations.mooncake.place import Segments
-from nanokv.keys import Hasher
+from nanokv.keys.hashing import Hasher
 from nanokv.seldom import Seldom
-from nanokv.terms import Hold, terms_of
 from nanokv.transfer.descriptors import RAW
 from nanokv.transfer.single import TRIES
 from nanokv.types import KeyDigest

@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 import torch
 import xxhash
 
+from nanokv.allocation.terms import Hold, terms_of
 from nanokv.arguments import size as parsed_size
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import SIZE_CLASSES
 from nanokv.errors import HeapUnavailable, NanoKVError, RankTaken, SegmentCorrupt
 from nanokv.heap.shm_tools import inspect, taken_by
 from nanokv.heap.world_file import directory
-from nanokv.keys import Hasher
-from nanokv.terms import Hold, terms_of
+from nanokv.keys.hashing import Hasher
 from nanokv.types import KeyDigest
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from nanokv.integrations.mooncake.codes import Code
 from nanokv.integrations.mooncake.config import ReplicateConfig
 from nanokv.integrations.mooncake.memory import Part, part_of
 from nanokv.integrations.mooncake.objects import Objects, hold_of, tail_bytes, tail_of
-from nanokv.pinned import Pinned
+from nanokv.transfer.pinned import Pinned
 
 
 class _Write(NamedTuple):

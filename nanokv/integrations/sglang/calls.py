@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from nanokv.ending import Forked, refuse_fork
+from nanokv.cache.ending import Forked, refuse_fork
 from nanokv.errors import CacheClosed
 from nanokv.integrations.refusals import Refusals
 

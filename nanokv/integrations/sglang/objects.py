@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from nanokv.cache import NanoKVCache
-from nanokv.digests import Digests
+from nanokv.allocation.terms import Hold
+from nanokv.cache.cache import NanoKVCache
 from nanokv.errors import (
     DuplicateKey,
     InvalidArgument,
@@ -32,7 +32,7 @@ from nanokv.errors import (
 from nanokv.integrations.joining import Joined
 from nanokv.integrations.sglang.calls import Calls
 from nanokv.integrations.sglang.host_pages import Parts
-from nanokv.terms import Hold
+from nanokv.keys.digests import Digests
 from nanokv.types import KeyDigest
 
 _STAGED = 64 << 20  #: bytes of a buffer between pool and cluster

@@ -15,8 +15,8 @@ from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.runtime_context import get_context
 
 from nanokv.errors import InvalidArgument
-from nanokv.identity import Identity
 from nanokv.integrations.sglang.host_pages import HostPages
+from nanokv.keys.identity import Identity
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from vllm.v1.kv_offload.base import Locality, Medium, OffloadingEvent, OffloadKey
 
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
 from nanokv.host_poller.events import Event, EventKind
 from nanokv.types import KeyDigest
 

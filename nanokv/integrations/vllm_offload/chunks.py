@@ -22,7 +22,7 @@ class ChunkSpec(LoadStoreSpec):
     Attributes:
         names: of the chunks. A worker's object has the name of the chunk and the number of the worker.
         segment: the rank in whose segment new objects go.
-        tag: of the manager's identity (`nanokv.keys.tag_of`): a worker with another one would see other objects.
+        tag: of the manager's identity (`keys.hashing.tag_of`): a worker with another one would see other objects.
     """
 
     names: tuple[bytes, ...]

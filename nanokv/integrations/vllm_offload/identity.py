@@ -13,7 +13,7 @@ import torch
 import vllm
 from vllm.platforms import current_platform
 
-from nanokv.identity import Identity
+from nanokv.keys.identity import Identity
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.config import OffloadingConfig

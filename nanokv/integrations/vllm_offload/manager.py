@@ -27,15 +27,15 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from nanokv.cache import NanoKVCache
+from nanokv.cache.cache import NanoKVCache
 from nanokv.errors import KeyNotFound, NanoKVError, NotReady, SegmentCorrupt
 from nanokv.integrations.joining import Joined
 from nanokv.integrations.vllm_offload.announcing import Announcing
 from nanokv.integrations.vllm_offload.chunks import ChunkSpec, object_name
 from nanokv.integrations.vllm_offload.counts import Counts
-from nanokv.keys import tag_of
-from nanokv.pinned import Pinned
+from nanokv.keys.hashing import tag_of
 from nanokv.seldom import Seldom
+from nanokv.transfer.pinned import Pinned
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats

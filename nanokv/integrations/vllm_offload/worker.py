@@ -20,14 +20,14 @@ from vllm.v1.kv_offload.base import (
     TransferResult,
 )
 
+from nanokv.allocation.terms import Hold
 from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, NanoKVError, SegmentCorrupt
 from nanokv.heap.mapped_tensor import tensor_at
 from nanokv.integrations.joining import Joined
 from nanokv.integrations.vllm_offload.chunks import Chunk, ChunkSpec, Pages, object_name
 from nanokv.integrations.vllm_offload.manager import GROUP
-from nanokv.keys import shown_tag, tag_of
+from nanokv.keys.hashing import shown_tag, tag_of
 from nanokv.seldom import Seldom
-from nanokv.terms import Hold
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is under its own name
 _CPU = torch.device("cpu")

@@ -13,12 +13,12 @@ from vllm.v1.attention.backends import triton_attn
 
 import nanokv
 from nanokv.bench.vllm.process import connector
-from nanokv.engines.vllm.engine_write import EngineWrite
-from nanokv.engines.vllm.metadata import BlockSave
-from nanokv.engines.vllm.saving import Saving
-from nanokv.engines.vllm.stats import Counts
-from nanokv.engines.vllm.worker import _halves
 from nanokv.errors import InvalidArgument
+from nanokv.integrations.vllm.engine_write import EngineWrite
+from nanokv.integrations.vllm.metadata import BlockSave
+from nanokv.integrations.vllm.saving import Saving
+from nanokv.integrations.vllm.stats import Counts
+from nanokv.integrations.vllm.worker import _halves
 from tests.engines.vllm.test_vllm_refusals import config_of
 from tests.gpu.on_ptx import machine_for
 

@@ -13,8 +13,8 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 from nanokv.bench.vllm.model import make_model
 from nanokv.bench.vllm.process import Engine, EngineFailed, connector
-from nanokv.engines.vllm.worker import UNNAMED
 from nanokv.heap.shm_tools import list_worlds
+from nanokv.integrations.vllm.worker import UNNAMED
 from tests.engines.vllm.conftest import PROMPTS, TOKENS, Pair, Start, blocks_of, but_one, total, whole_blocks
 
 StartPair = Callable[..., Pair]
@@ -163,7 +163,7 @@ def test_beside_another_connector(model: Path, tmp_path: Path, expected: list[li
     }
     mine = {
         "kv_connector": "NanoKVConnector",
-        "kv_connector_module_path": "nanokv.engines.vllm",
+        "kv_connector_module_path": "nanokv.integrations.vllm",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"nanokv.size": "64MiB"},
     }

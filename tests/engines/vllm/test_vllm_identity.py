@@ -14,9 +14,9 @@ from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 
 from nanokv.bench.vllm.process import Engine, connector
-from nanokv.engines.vllm.facts import FactsFiles, difference, packed, unpacked
-from nanokv.engines.vllm.identity import facts_of
-from nanokv.engines.vllm.settings import parse
+from nanokv.integrations.vllm.facts import FactsFiles, difference, packed, unpacked
+from nanokv.integrations.vllm.identity import facts_of
+from nanokv.integrations.vllm.settings import parse
 from tests.engines.vllm.conftest import PROMPTS, TOKENS, Pair, but_one, total
 from tests.engines.vllm.kinds import MAKERS
 

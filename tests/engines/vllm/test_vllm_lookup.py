@@ -14,11 +14,11 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 import nanokv
-from nanokv.engines.vllm import lookup
-from nanokv.engines.vllm.lookup import LookupServer, Workers, place_of
-from nanokv.engines.vllm.worker import remove_dead_worlds
 from nanokv.errors import HeapUnavailable
 from nanokv.heap.shm_tools import list_worlds
+from nanokv.integrations.vllm import lookup
+from nanokv.integrations.vllm.lookup import LookupServer, Workers, place_of
+from nanokv.integrations.vllm.worker import remove_dead_worlds
 
 HASHES = [b"%032d" % i for i in range(5)]
 

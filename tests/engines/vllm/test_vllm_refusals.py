@@ -16,8 +16,8 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
 from nanokv.bench.vllm.process import connector
-from nanokv.engines.vllm import NanoKVConnector
 from nanokv.errors import InvalidArgument
+from nanokv.integrations.vllm import NanoKVConnector
 
 
 def config_of(model: Path, transfer: dict[str, Any], **arguments: Any) -> Any:

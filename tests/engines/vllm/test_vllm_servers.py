@@ -19,9 +19,9 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 from nanokv.bench.vllm.process import Engine, connector
-from nanokv.engines.vllm.flags import command_lines
 from nanokv.errors import HeapUnavailable
 from nanokv.heap.shm_tools import remove_world
+from nanokv.integrations.vllm.flags import command_lines
 from tests.engines.vllm.conftest import PROMPTS, TOKENS, whole_blocks
 
 ROOT = Path(__file__).parents[3]

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanokv.engines.vllm.connector import NanoKVConnector as Unwatched
+from nanokv.integrations.vllm.connector import NanoKVConnector as Unwatched
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks

@@ -10,8 +10,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from nanokv.allocation.terms import PRIORITIES
 from nanokv.integrations.mooncake import MooncakeDistributedStore, ReplicateConfig, SoftPinAction
-from nanokv.terms import PRIORITIES
 from tests.integrations.mooncake.conftest import Start
 
 NAME = "Mooncake Store"

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from nanokv.identity import Identity
 from nanokv.integrations.joining import join, parse
+from nanokv.keys.identity import Identity
 
 
 def main() -> None:

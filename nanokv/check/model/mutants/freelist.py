@@ -2,7 +2,7 @@
 
 from nanokv.check.model.mutants.mutant import mutant
 from nanokv.device.protocol import evict, extent, freelist, header, joining, reclaim, shards
-from nanokv.host_poller import coalesce
+from nanokv.space import coalesce
 
 _LIST = "(((old >> TAG_SHIFT) + 1) << TAG_SHIFT)"
 _SAME_TAG = "((old >> TAG_SHIFT) << TAG_SHIFT)"

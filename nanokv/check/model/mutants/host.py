@@ -7,8 +7,9 @@ import numpy as np
 from nanokv.check.model.mutants.mutant import mutant
 from nanokv.device.protocol import activity, evict, put, reclaim, ring
 from nanokv.device.segment.layout import STATE_MASK, WRITING
-from nanokv.host_poller import audit, coalesce, grace, index, intake, orphans, quarantine, sweeper
+from nanokv.host_poller import audit, grace, index, intake, orphans, quarantine, sweeper
 from nanokv.host_poller.header_pass import Life
+from nanokv.space import coalesce
 
 
 def _no_wait(self: Any) -> bool:

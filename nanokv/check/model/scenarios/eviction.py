@@ -8,7 +8,7 @@ from nanokv.device.machines.records import Terms
 from nanokv.device.protocol.reclaim import store_control
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import HEAP_CTL, KEPT, TERMS_PRIORITY_SHIFT
-from nanokv.host_poller.coalesce import join_free_extents
+from nanokv.space.coalesce import join_free_extents
 
 LARGE = 16  #: words: two pages
 D = 7  #: another key

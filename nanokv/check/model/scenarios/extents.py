@@ -7,7 +7,7 @@ from nanokv.check.model.small_world import SmallWorld
 from nanokv.device.protocol import extent, joining
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import ABSENT, HEAP_CTL, JOINER_MASK, SIZE_CLASSES, WORD
-from nanokv.host_poller.coalesce import join_free_extents
+from nanokv.space.coalesce import join_free_extents
 
 
 class _Extents:

@@ -9,10 +9,10 @@ from nanokv.device.protocol import activity, extent, header
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import FLAG_PLAN, WORD
 from nanokv.host_poller.audit import AUDITS, LOOKS, Audit
-from nanokv.host_poller.coalesce import join_free_extents
 from nanokv.host_poller.events import EventKind
 from nanokv.host_poller.grace import Grace
 from nanokv.host_poller.header_pass import Life
+from nanokv.space.coalesce import join_free_extents
 
 STEPS = 2 * AUDITS * LOOKS  #: of an audit, enough to end it
 

@@ -2,12 +2,12 @@
 
 from functools import partial
 
+from nanokv.allocation.stored_layouts import Rows, layout_in, row_of
 from nanokv.check.model.scenario import Scenario, expect, small
 from nanokv.check.model.small_world import SmallWorld
 from nanokv.device.protocol.status import Status
-from nanokv.identity import Identity
-from nanokv.kv_layout import KVLayout
-from nanokv.stored_layouts import Rows, layout_in, row_of
+from nanokv.keys.identity import Identity
+from nanokv.keys.kv_layout import KVLayout
 
 _LAYOUTS = [KVLayout(layers=n, kv_heads=1, head_size=8, block_size=2, dtype="float16") for n in (1, 2)]
 _ROWS: list[Rows] = [row_of(Identity("m", layout=layout)) for layout in _LAYOUTS]

@@ -1,0 +1,152 @@
+"""A worker as a member of a cluster: it joins with its rank of the engine's world, and loads blocks of all nodes.
+
+Stores go to this node, as without a cluster: other nodes learn of them by events, and read them without this process.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from nanokv.background import Handle, Worker
+from nanokv.cache.cache import NanoKVCache
+from nanokv.errors import LinkUnavailable, NanoKVError, PeerLost
+from nanokv.integrations.vllm.cluster_flags import node_of, options_of
+from nanokv.integrations.vllm.settings import Settings
+from nanokv.keys.kv_layout import KVLayout
+from nanokv.types import Key
+
+if TYPE_CHECKING:
+    from nanokv.cluster import NanoKVCluster
+
+logger = logging.getLogger(f"vllm.{__name__}")  # vLLM shows what is under its own name
+
+HELD_UP = 0.05  #: seconds: a node that has ended is lost sooner, one that does not answer later
+RESTS = 10
+
+
+def join(world: NanoKVCache, settings: Settings, engine: str, replica: int, about: str = "") -> "NanoKVCluster":
+    """Join the cluster that the settings name. The world is closed if that fails.
+
+    Args:
+        engine, replica: as for `node_of`.
+        about: as of `ClusterOptions`.
+
+    Raises:
+        LinkUnavailable: ZeroMQ or the link is not installed, or does not work here.
+        ClusterUnavailable: the registry does not answer, or another living process is this member.
+    """
+    try:
+        try:
+            from nanokv.cluster.cluster import NanoKVCluster
+        except ModuleNotFoundError as error:
+            if error.name != "zmq":
+                raise
+            raise LinkUnavailable("nanokv.cluster needs ZeroMQ: pip install pyzmq") from None
+        options = options_of(settings, node_of(settings, engine, replica)) | {"about": about}
+        return NanoKVCluster(world, settings.cluster, **options)
+    except BaseException:
+        world.close()
+        raise
+
+
+def reachable_prefix(cluster: "NanoKVCluster", hashes: Sequence[bytes]) -> tuple[int, PeerLost | None]:
+    """How many of the first blocks this member can read, and a node that was lost meanwhile, if one was.
+
+    A block that may lie on a node which cannot be reached is missing. A node that was lost is not asked again for half
+    a second, so only the first question can take its time.
+    """
+    try:
+        return cluster.prefix_length(hashes), None
+    except PeerLost as error:
+        here, unknown, lost = 0, len(hashes), error  # so many are there; so many cannot be told
+    while unknown - here > 1:
+        middle = (here + unknown) // 2
+        try:
+            found = cluster.prefix_length(hashes[:middle])
+        except PeerLost:
+            unknown = middle
+            continue
+        if found < middle:
+            return found, lost
+        here = middle
+    return here, lost
+
+
+class ClusterLookups:
+    """Look-ups on all nodes, for which the scheduler waits.
+
+    After a node has held one up before it was lost, this node alone is asked for RESTS times as long: so nodes that do
+    not answer take at most a small part of the engine's time, also while the registry cannot tell that they have gone.
+    """
+
+    def __init__(self, cluster: "NanoKVCluster") -> None:
+        self._cluster, self._rests_until = cluster, 0.0
+
+    def __call__(self, hashes: Sequence[bytes]) -> int:
+        """How many of the first blocks can be read."""
+        started = time.monotonic()
+        if started < self._rests_until:
+            return self._cluster.world.prefix_length(hashes)
+        found, lost = reachable_prefix(self._cluster, hashes)
+        took = time.monotonic() - started
+        if lost is not None and took > HELD_UP:
+            self._rests_until = time.monotonic() + RESTS * took
+            logger.warning("NanoKV: a look-up took %.1f s; the next ones ask this node only: %s", took, lost)
+        return found
+
+
+class ClusterLoads:
+    """Loads of blocks of any node into the engine's cache, and how many came from others.
+
+    A node that is lost is the error of the blocks that may lie there (PeerLost), like a block that has gone.
+
+    Args:
+        layers, kv_dim: as for `NanoKVCache.paged_kv`.
+    """
+
+    def __init__(self, cluster: "NanoKVCluster", layers: Sequence[torch.Tensor], kv_dim: int | None) -> None:
+        self._world, self._paged = cluster.world, cluster.paged_kv(layers, kv_dim=kv_dim)
+        self._worker = Worker(f"nanokv-load-{cluster.world.rank}", layers[0].device)
+        self._lock = threading.Lock()
+        self._remote = 0
+
+    def get_async(
+        self,
+        keys: Sequence[Key],
+        blocks: Sequence[int],
+        *,
+        layers: range | None = None,
+        held: range | None = None,
+        source: KVLayout | None = None,
+    ) -> Handle[list[NanoKVError | None]]:
+        """As `PagedKV.get_async`."""
+        return self._worker.submit(lambda: self._get(keys, blocks, layers, held, source))
+
+    def _get(
+        self,
+        keys: Sequence[Key],
+        blocks: Sequence[int],
+        layers: range | None,
+        held: range | None,
+        source: KVLayout | None,
+    ) -> list[NanoKVError | None]:
+        here = self._world.exists_many(keys) if source is None else [True] * len(blocks)
+        errors = self._paged.get(keys, blocks, layers=layers, held=held, source=source)
+        remote = sum(error is None and not mine for error, mine in zip(errors, here, strict=False))
+        with self._lock:
+            self._remote += remote
+        return errors
+
+    def take_remote(self) -> int:
+        """How many blocks of other nodes were loaded since the last call."""
+        with self._lock:
+            remote, self._remote = self._remote, 0
+            return remote
+
+    def close(self) -> None:
+        """Finish what was begun."""
+        self._worker.close()
