@@ -78,7 +78,7 @@ QUESTION = Question(
     how=(
         "Wall time of whole processes, in turns, after one lap that does not count: files are in the page cache, "
         "compiled code and Python's bytecode on disk. `import nanokv` is lazy, `import nanokv.cache.cache` is not. "
-        "`first put` is what a program pays: the interpreter, torch, the compiled code, a world of two ranks, one put, and "
-        "the end; the steps are taken by the clock of that process."
+        "`first put` is what a program pays: the interpreter, torch, the compiled code, a world of two ranks, one put, "
+        "and the end; the steps are taken by the clock of that process."
     ),
 )

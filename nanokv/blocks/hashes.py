@@ -5,9 +5,9 @@
                    two u64 in little endian. Source: `BlockHash` and `SequenceHash` of Dynamo's crate `dynamo-tokens`
     sequence hash  value, position in the sequence (20 bits), and 12 bits of the block hash: 96 bits
 
-The 96 bits are those of a NanoKV key beside the tag of its identity (`nanokv.keys.identity`). So a header in the segment,
-an event of the owner, or a file of saved objects names the sequence hash itself, and no table of names is needed. Two
-different sequences meet only if 64 chained bits, 12 bits of the last block and its position agree.
+The 96 bits are those of a NanoKV key beside the tag of its identity (`nanokv.keys.identity`). So a header in the
+segment, an event of the owner, or a file of saved objects names the sequence hash itself, and no table of names is
+needed. Two different sequences meet only if 64 chained bits, 12 bits of the last block and its position agree.
 
 Identities are told apart by their tag alone, 32 bits: what matters beside it belongs into the salt, as in Dynamo.
 The last position, all ones, is never a sequence's: it marks keys of blocks without a sequence hash (`Keys.private`).

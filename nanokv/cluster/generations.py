@@ -1,5 +1,5 @@
-"""How nodes come to one generation of an identity (`nanokv.allocation.generations`): each tells the others its number, and
-all take the highest.
+"""How nodes come to one generation of an identity (`nanokv.allocation.generations`): each tells the others its number,
+and all take the highest.
 
 A node that does not answer is told again, once a second, until it does or has left. Until then it and this node share
 nothing that is stored after a reset: their keys differ.

@@ -1,4 +1,4 @@
-"""NanoKV in other products, and under their interfaces: a folder for each, which imports that product, or stands for it.
+"""NanoKV in other products, and under their interfaces: a folder each, which imports that product, or stands for it.
 
 | module | product |
 |---|---|
