@@ -59,7 +59,7 @@ test-all: compiled
 
 # once, before tests with limits start, and not by several of their processes at a time
 compiled: $(STAMP)
-	$(BIN)/python -m nanokv.check.preload
+	$(BIN)/python -m nanokv.check.machine.preload
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -82,7 +82,7 @@ bench: $(STAMP) # the figures and the report stay in build/
 	$(BIN)/python -m bench --json build/bench.json --html build/bench.html
 
 test-vllm: $(VLLM_STAMP) # real engines, on CPUs
-	$(VLLM_VENV)/bin/python -m nanokv.check.preload product
+	$(VLLM_VENV)/bin/python -m nanokv.check.machine.preload product
 	$(VLLM_VENV)/bin/python -m pytest -W default tests/engines/vllm --durations=20 --durations-min=5
 
 # the drop-ins' tests that make test leaves out: they need the products
@@ -93,7 +93,7 @@ test-dropins: $(DROPINS_STAMP) $(VLLM_STAMP)
 
 # the drop-ins, in the environments of the products; servers listen in a network namespace of their own
 test-integrations: $(DROPINS_STAMP) $(VLLM_STAMP)
-	$(DROPINS_VENV)/bin/python -m nanokv.check.preload product
+	$(DROPINS_VENV)/bin/python -m nanokv.check.machine.preload product
 	$(DROPINS_VENV)/bin/python -m tests.integrations.run --vllm $(VLLM_VENV)/bin/python --table docs/integrations.md \
 		$(if $(MOONCAKE),--mooncake $(MOONCAKE))
 

@@ -41,5 +41,5 @@ runs         objects that are alike, which one CTA puts one after another
 generations  generations
 
 Beside each ordering stands its reason, with the scenario in which `nanokv check mutants` sees a weaker one fail.
-"(kept)" means that no execution of the simulated memory shows the need: `KEPT` in `nanokv/check/model/orderings.py`.
+"(kept)" means that no execution of the simulated memory shows the need: `KEPT` in `check/protocol/model/orderings.py`.
 """

@@ -193,7 +193,7 @@ def _both(choice: StrEnum, *every: T) -> tuple[T, ...]:
 
 
 def _replay(text: str) -> int:
-    from nanokv.check.model.explore import replay
+    from nanokv.check.protocol.model.explore import replay
 
     try:
         why = replay(text)
@@ -204,8 +204,8 @@ def _replay(text: str) -> int:
 
 
 def _mutant(name: str, seed: int) -> int:
-    from nanokv.check.model.mutants import MUTANTS
-    from nanokv.check.model.mutants.run import kill
+    from nanokv.check.protocol.model.mutants import MUTANTS
+    from nanokv.check.protocol.model.mutants.run import kill
 
     if name == "list":
         for each in MUTANTS.values():
@@ -223,8 +223,8 @@ def _mutant(name: str, seed: int) -> int:
 
 def _ptx_mutant(name: str) -> int:
     need_triton()
-    from nanokv.check.compiled.known import KEPT, find
-    from nanokv.check.compiled.mutants import mutants
+    from nanokv.check.protocol.compiled.known import KEPT, find
+    from nanokv.check.protocol.compiled.mutants import mutants
 
     if name == "list":
         for each in mutants().values():

@@ -26,7 +26,7 @@ class Options(NamedTuple):
 
 
 def _threads(options: Options) -> list[Row]:
-    from nanokv.check.concurrency import run_concurrency
+    from nanokv.check.machine.concurrency import run_concurrency
 
     if "local" not in options.heaps:
         return []
@@ -39,14 +39,14 @@ def _threads(options: Options) -> list[Row]:
 
 
 def _histories(options: Options) -> list[Row]:
-    from nanokv.check.histories.run import run_histories
+    from nanokv.check.machine.histories.run import run_histories
 
     operations = max(int(options.seconds * OPERATIONS_A_SECOND), 1000)
     return run_histories(operations, options.seed, heaps=options.heaps, allocs=options.allocs)
 
 
 def _kills(options: Options) -> list[Row]:
-    from nanokv.check.kills.run import run_kills
+    from nanokv.check.machine.kills.run import run_kills
 
     if "shm" not in options.heaps or "device" not in options.allocs or not sys.platform.startswith("linux"):
         return []
@@ -54,33 +54,33 @@ def _kills(options: Options) -> list[Row]:
 
 
 def _model(options: Options) -> list[Row]:
-    from nanokv.check.model.run import run_model
+    from nanokv.check.protocol.model.run import run_model
 
     return run_model(max(int(options.seconds * SCHEDULES_A_SECOND), 8), options.seed)
 
 
 def _corruption(options: Options) -> list[Row]:
-    from nanokv.check.corruption.run import run_corruption
+    from nanokv.check.machine.corruption.run import run_corruption
 
     return run_corruption(max(int(options.seconds * CASES_A_SECOND), 8), options.seed)
 
 
 def _litmus(options: Options) -> list[Row]:
-    from nanokv.check.litmus import run_litmus
+    from nanokv.check.machine.litmus import run_litmus
 
     return run_litmus(int(options.seconds * INSTANCES_A_SECOND), options.device)
 
 
 def _mutants(options: Options) -> list[Row]:
-    from nanokv.check.model.mutants.run import kill_mutants
-    from nanokv.check.model.orderings import kill_orderings
+    from nanokv.check.protocol.model.mutants.run import kill_mutants
+    from nanokv.check.protocol.model.orderings import kill_orderings
 
     schedules = max(int(options.seconds * SCHEDULES_A_SECOND), 1000)
     return [kill_mutants(schedules, options.seed), kill_orderings(schedules, options.seed)]
 
 
 def _compiled(options: Options) -> list[Row]:
-    from nanokv.check.compiled.run import run_compiled
+    from nanokv.check.protocol.compiled.run import run_compiled
 
     return run_compiled(options.seconds, options.seed, options.target)
 
@@ -92,7 +92,7 @@ def _nodes(options: Options) -> list[Row]:
 
 
 def _soak(options: Options) -> list[Row]:
-    from nanokv.check.soak.run import run_soak
+    from nanokv.check.machine.soak.run import run_soak
 
     if "shm" not in options.heaps or "device" not in options.allocs or not sys.platform.startswith("linux"):
         return []

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from nanokv.check.payloads import check_payload, name, payload
-from nanokv.check.rank_process import RankProcess, wait_until
-from nanokv.check.ranks import RankOptions, attach
+from nanokv.check.machine.payloads import check_payload, name, payload
+from nanokv.check.machine.rank_process import RankProcess, wait_until
+from nanokv.check.machine.ranks import RankOptions, attach
 from nanokv.errors import KeyNotFound
 from nanokv.fsck import Report, check_cache
 from tests.support.concurrency_workers import Worker

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import nanokv
-from nanokv.check.hammer import hammer
-from nanokv.check.payloads import check_payload, name, payload
-from nanokv.check.random_calls import RandomCalls
+from nanokv.check.machine.hammer import hammer
+from nanokv.check.machine.payloads import check_payload, name, payload
+from nanokv.check.machine.random_calls import RandomCalls
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import KeyNotFound

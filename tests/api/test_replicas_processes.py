@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import nanokv
-from nanokv.check.rank_process import RankProcess, wait_until
-from nanokv.check.ranks import CacheRank, RankOptions, attach
+from nanokv.check.machine.rank_process import RankProcess, wait_until
+from nanokv.check.machine.ranks import CacheRank, RankOptions, attach
 from nanokv.errors import PeerLost
 from nanokv.fsck import check_cache
 from tests.support.plain_world import PAGE

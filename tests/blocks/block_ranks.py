@@ -6,7 +6,7 @@ from typing import Any
 from nanokv.blocks import BlockManager
 from nanokv.blocks.manager import BlockHandle, MutableBlock
 from nanokv.cache.cache import NanoKVCache
-from nanokv.check.rank_process import RankCommands
+from nanokv.check.machine.rank_process import RankCommands
 from tests.blocks.conftest import LAYOUT, PAGE, block_of, chain, completed, hashes, registered
 
 BLOCKS = 12

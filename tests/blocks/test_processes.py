@@ -8,7 +8,7 @@ import pytest
 from nanokv.blocks import BlockManager
 from nanokv.blocks.manager import PoolStatus
 from nanokv.cache.cache import NanoKVCache
-from nanokv.check.rank_process import RankProcess
+from nanokv.check.machine.rank_process import RankProcess
 from nanokv.errors import PeerLost
 from nanokv.fsck import check_cache
 from tests.blocks.block_ranks import BLOCKS, BlockRank, attached, grabbed

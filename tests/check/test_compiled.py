@@ -11,16 +11,16 @@ import pytest
 import triton
 import triton.language as tl
 
-from nanokv.check.compiled.calls import TARGETS, compile_calls
-from nanokv.check.compiled.copies import copying_loads
-from nanokv.check.compiled.follow import Follower, Recorder
-from nanokv.check.compiled.litmus import all_outcomes, check_shapes
-from nanokv.check.compiled.run import run_compiled, run_scenario
-from nanokv.check.compiled.tasks import CompiledTasks
 from nanokv.check.litmus_shapes import store_buffering_weak
-from nanokv.check.model.explore import Explorer, named, replay
-from nanokv.check.model.scenarios import SCENARIOS
-from nanokv.check.model.small_world import SMALL
+from nanokv.check.protocol.compiled.calls import TARGETS, compile_calls
+from nanokv.check.protocol.compiled.copies import copying_loads
+from nanokv.check.protocol.compiled.follow import Follower, Recorder
+from nanokv.check.protocol.compiled.litmus import all_outcomes, check_shapes
+from nanokv.check.protocol.compiled.run import run_compiled, run_scenario
+from nanokv.check.protocol.compiled.tasks import CompiledTasks
+from nanokv.check.protocol.model.explore import Explorer, named, replay
+from nanokv.check.protocol.model.scenarios import SCENARIOS
+from nanokv.check.protocol.model.small_world import SMALL
 from nanokv.device.machines.entries import ENTRIES
 from nanokv.device.memory.triton import add64, copy_bytes, load64, store64, word
 from nanokv.device.protocol import freelist, header

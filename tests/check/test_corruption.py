@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import nanokv
-from nanokv.check.corruption import run
-from nanokv.check.corruption.case import content, run_case
-from nanokv.check.corruption.run import KINDS, run_corruption
+from nanokv.check.machine.corruption import run
+from nanokv.check.machine.corruption.case import content, run_case
+from nanokv.check.machine.corruption.run import KINDS, run_corruption
 from nanokv.check.report import CheckFailure
 from nanokv.device.machines.free_chains import free_chains
 from nanokv.device.protocol.extent import bump, bump_rest, give, take

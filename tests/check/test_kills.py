@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nanokv.check import rank_process
-from nanokv.check.kills.roles import KEYS, ROLES
-from nanokv.check.kills.rounds import differences
-from nanokv.check.kills.run import run_kills
-from nanokv.check.kills.world import ANCHOR, PAGE, WORLD_SIZE, KillWorld
-from nanokv.check.payloads import name, payload
+from nanokv.check.machine import rank_process
+from nanokv.check.machine.kills.roles import KEYS, ROLES
+from nanokv.check.machine.kills.rounds import differences
+from nanokv.check.machine.kills.run import run_kills
+from nanokv.check.machine.kills.world import ANCHOR, PAGE, WORLD_SIZE, KillWorld
+from nanokv.check.machine.payloads import name, payload
 from nanokv.check.report import CheckFailure
 from nanokv.device.machines.records import Place
 from nanokv.device.segment.layout import WORD

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanokv.check.histories.key_model import (
+from nanokv.check.machine.histories.key_model import (
     ABSENT,
     DUPLICATE,
     FULL,
@@ -20,10 +20,10 @@ from nanokv.check.histories.key_model import (
     step,
     with_excuses,
 )
-from nanokv.check.histories.linearizability import NEVER, Operation, check, shortest_prefix
-from nanokv.check.histories.recordings import record_killed, record_threads
-from nanokv.check.histories.run import check_key, run_histories
-from nanokv.check.histories.timeline import draw
+from nanokv.check.machine.histories.linearizability import NEVER, Operation, check, shortest_prefix
+from nanokv.check.machine.histories.recordings import record_killed, record_threads
+from nanokv.check.machine.histories.run import check_key, run_histories
+from nanokv.check.machine.histories.timeline import draw
 from nanokv.check.report import CheckFailure
 
 Spec = tuple[int, int, str, int, str]
@@ -195,7 +195,7 @@ def test_histories_of_killed_processes() -> None:
 
 def test_a_broken_cache_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that now and then says what it read before."""
-    from nanokv.check.histories.recordings import Caller
+    from nanokv.check.machine.histories.recordings import Caller
 
     honest = Caller._get
     last: dict[int, int] = {}

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanokv.check.model import audit_search, transitions
-from nanokv.check.model.explore import MEMORIES, Explorer, replay
-from nanokv.check.model.orderings import FOUND_BY, KEPT, functions, is_noticed, orderings
-from nanokv.check.model.run import run_scenario
-from nanokv.check.model.scenario import A, Scenario, small, stored
-from nanokv.check.model.scenarios import SCENARIOS
+from nanokv.check.protocol.model import audit_search, transitions
+from nanokv.check.protocol.model.explore import MEMORIES, Explorer, replay
+from nanokv.check.protocol.model.orderings import FOUND_BY, KEPT, functions, is_noticed, orderings
+from nanokv.check.protocol.model.run import run_scenario
+from nanokv.check.protocol.model.scenario import A, Scenario, small, stored
+from nanokv.check.protocol.model.scenarios import SCENARIOS
 from nanokv.check.report import CheckFailure
 from nanokv.device.protocol import freelist, header, remove
 from nanokv.device.segment.layout import DEAD, READY, RESERVED, WATCHED, WRITING, unpack

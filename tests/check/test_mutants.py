@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from nanokv.check.model.explore import Explorer, replay
-from nanokv.check.model.mutants import MUTANTS, run
-from nanokv.check.model.mutants.found_by import FOUND_BY
-from nanokv.check.model.mutants.mutant import mutant
-from nanokv.check.model.mutants.run import NOTICED, kill, search
-from nanokv.check.model.scenarios import SCENARIOS
+from nanokv.check.protocol.model.explore import Explorer, replay
+from nanokv.check.protocol.model.mutants import MUTANTS, run
+from nanokv.check.protocol.model.mutants.found_by import FOUND_BY
+from nanokv.check.protocol.model.mutants.mutant import mutant
+from nanokv.check.protocol.model.mutants.run import NOTICED, kill, search
+from nanokv.check.protocol.model.scenarios import SCENARIOS
 from nanokv.device.protocol import freelist
 from nanokv.device.sim.mutants import rewrite, weak_orderings
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from nanokv.check.histories.key_model import DUPLICATE, KILLED, MISS, OK
-from nanokv.check.histories.linearizability import NEVER
+from nanokv.check.machine.histories.key_model import DUPLICATE, KILLED, MISS, OK
+from nanokv.check.machine.histories.linearizability import NEVER
 from nanokv.check.nodes import keys
 from nanokv.check.nodes.calls import LOST, NO_HOME, NOTHING, WRONG, Call, CallLog, forget_calls, is_putting, read_calls
 from nanokv.check.nodes.judge import Facts, Judgement, judge, stored_for_good, to_be_found

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from nanokv.check.model.orderings import FOUND_BY, KEPT, orderings
+from nanokv.check.protocol.model.orderings import FOUND_BY, KEPT, orderings
 from nanokv.device.sim.mutants import ORDERED, WeakOrdering
 
 

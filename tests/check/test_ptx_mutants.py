@@ -2,12 +2,12 @@
 
 import pytest
 
-from nanokv.check.compiled.calls import TARGETS, compile_calls
-from nanokv.check.compiled.known import FOUND_BY, KEPT, find, is_noticed
-from nanokv.check.compiled.mutants import _places, mutants
-from nanokv.check.model.explore import replay
-from nanokv.check.model.orderings import orderings
-from nanokv.check.model.small_world import SMALL
+from nanokv.check.protocol.compiled.calls import TARGETS, compile_calls
+from nanokv.check.protocol.compiled.known import FOUND_BY, KEPT, find, is_noticed
+from nanokv.check.protocol.compiled.mutants import _places, mutants
+from nanokv.check.protocol.model.explore import replay
+from nanokv.check.protocol.model.orderings import orderings
+from nanokv.check.protocol.model.small_world import SMALL
 from nanokv.device.machines.entries import ENTRIES
 
 pytestmark = pytest.mark.proved

@@ -8,9 +8,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from nanokv.check.model.explore import Explorer
-from nanokv.check.model.run import run_scenario
-from nanokv.check.model.scenarios import SCENARIOS
+from nanokv.check.protocol.model.explore import Explorer
+from nanokv.check.protocol.model.run import run_scenario
+from nanokv.check.protocol.model.scenarios import SCENARIOS
 from nanokv.device.fabric.judging import DOUBTFUL, GONE
 from nanokv.device.protocol.status import Status
 from nanokv.device.sim.exhaustive import Exhaustive, Redundant

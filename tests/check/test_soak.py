@@ -10,15 +10,15 @@ import torch
 from typer.testing import CliRunner
 
 from nanokv.allocation import producer
-from nanokv.check import rank_process
+from nanokv.check.machine import rank_process
+from nanokv.check.machine.soak import memory
+from nanokv.check.machine.soak.memory import MIB, Sample, Trend, sample_folder
+from nanokv.check.machine.soak.objects import HALF_PAGES, KEYS, bytes_of, check_object, make_object, new_version
+from nanokv.check.machine.soak.probes import ProbeReport, Suspect
+from nanokv.check.machine.soak.run import LEAST_ROUNDS, run_soak
+from nanokv.check.machine.soak.work import PAGE, Done, Ledger, SoakWorker
+from nanokv.check.machine.soak.world import SoakWorld
 from nanokv.check.report import CheckFailure, Row, telling
-from nanokv.check.soak import memory
-from nanokv.check.soak.memory import MIB, Sample, Trend, sample_folder
-from nanokv.check.soak.objects import HALF_PAGES, KEYS, bytes_of, check_object, make_object, new_version
-from nanokv.check.soak.probes import ProbeReport, Suspect
-from nanokv.check.soak.run import LEAST_ROUNDS, run_soak
-from nanokv.check.soak.work import PAGE, Done, Ledger, SoakWorker
-from nanokv.check.soak.world import SoakWorld
 from nanokv.device.machines.base import Machine
 from nanokv.heap.shm import list_worlds
 from nanokv.space import make_room as rooms

@@ -16,7 +16,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanokv.check.rank_process import wait_until
+from nanokv.check.machine.rank_process import wait_until
 from nanokv.cluster.messages import feed
 from nanokv.cluster.messages.feed import Publisher, Sequence, Subscriber
 from nanokv.cluster.messages.sealed import EVERYBODY, Form, Message, Reason, Rejected, Seal, Sender

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nanokv.check.rank_process import wait_until
+from nanokv.check.machine.rank_process import wait_until
 from nanokv.cluster.membership import ClusterUnavailable, open_membership
 from nanokv.cluster.membership.addresses import EtcdAddress, parse
 from nanokv.cluster.membership.etcd_gateway import Gateway

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from nanokv.check.rank_process import wait_until
+from nanokv.check.machine.rank_process import wait_until
 from nanokv.cluster.messages.asker import Asker, Connection, Refused, Unanswered
 from nanokv.cluster.messages.counts import Dropped
 from nanokv.cluster.messages.frames import Frames, framed

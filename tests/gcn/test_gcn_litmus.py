@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
-from nanokv.check.litmus import SHAPES, Seen
 from nanokv.check.litmus_shapes import WORDS, litmus_kernel
+from nanokv.check.machine.litmus import SHAPES, Seen
 from nanokv.device.gcn.machine import Machine
 from nanokv.device.gcn.triton_driver import as_triton_driver
 from nanokv.device.memory.triton import cas64, load64

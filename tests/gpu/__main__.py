@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from nanokv.bench.gpu.children import Keep, work_through
-from nanokv.check.litmus import run_litmus
+from nanokv.check.machine.litmus import run_litmus
 from tests.gpu.every_body import BODIES, GROUPS
 from tests.gpu.impatience import make_impatient
 from tests.gpu.interpreted import interpreted

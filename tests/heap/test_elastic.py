@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import nanokv
-from nanokv.check.rank_process import RankProcess, wait_until
+from nanokv.check.machine.rank_process import RankProcess, wait_until
 from nanokv.check.report import CheckFailure
 from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
 from nanokv.fsck.inspect_world import Inspected

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from nanokv.check.rank_process import PATIENCE
+from nanokv.check.machine.rank_process import PATIENCE
 from nanokv.device.segment.geometry import PAYLOAD_ALIGN
 from nanokv.errors import HeapUnavailable, InvalidArgument, KeyNotFound, PeerLost
 from nanokv.heap import KINDS, available, open_heap

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nanokv.check.rank_process import PATIENCE
+from nanokv.check.machine.rank_process import PATIENCE
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import HeapUnavailable, PeerLost
 from nanokv.heap import open_heap

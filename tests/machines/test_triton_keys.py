@@ -33,7 +33,7 @@ LEFT_OUT = (
     "nanokv.integrations",
     "nanokv.bench",
     "nanokv.tools.demo",
-    "nanokv.check.preload",
+    "nanokv.check.machine.preload",
 )
 
 

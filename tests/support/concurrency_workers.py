@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from nanokv.check.hammer import compiled_hammers
-from nanokv.check.random_calls import RandomCalls
-from nanokv.check.ranks import CacheRank
+from nanokv.check.machine.hammer import compiled_hammers
+from nanokv.check.machine.random_calls import RandomCalls
+from nanokv.check.machine.ranks import CacheRank
 from tests.support.plain_world import PAGE, PAGE_WORDS, address, aligned_words
 
 HAMMER_WORDS = 5 * PAGE_WORDS

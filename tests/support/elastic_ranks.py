@@ -11,7 +11,7 @@ from zlib import crc32
 import torch
 
 from nanokv.cache.cache import NanoKVCache
-from nanokv.check.rank_process import RankCommands
+from nanokv.check.machine.rank_process import RankCommands
 from nanokv.errors import NanoKVError
 from nanokv.heap.shm import ShmHeap
 from nanokv.leaving import empty

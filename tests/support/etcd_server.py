@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nanokv.check.rank_process import wait_until
+from nanokv.check.machine.rank_process import wait_until
 from tests.support.needed import is_needed
 
 __all__ = ["Etcd", "etcd_cluster", "free_ports", "needs_etcd"]

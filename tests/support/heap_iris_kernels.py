@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from nanokv.cache.cache import NanoKVCache
-from nanokv.check.rank_process import PATIENCE
+from nanokv.check.machine.rank_process import PATIENCE
 from nanokv.config import make_options
 from nanokv.device.segment.layout import EPOCH_SHIFT, H_STATE, READY, WRITING
 from nanokv.heap import open_heap

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from nanokv.cache.cache import NanoKVCache
-from nanokv.check.rank_process import RankCommands
+from nanokv.check.machine.rank_process import RankCommands
 from nanokv.config import make_options
 from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import NanoKVError

@@ -11,10 +11,10 @@ from unittest import mock
 
 import numpy as np
 
-from nanokv.check.model import audit_search
-from nanokv.check.model.explore import SCHEDULERS, named, replay
-from nanokv.check.model.mutants import MUTANTS
-from nanokv.check.model.scenarios import SCENARIOS
+from nanokv.check.protocol.model import audit_search
+from nanokv.check.protocol.model.explore import SCHEDULERS, named, replay
+from nanokv.check.protocol.model.mutants import MUTANTS
+from nanokv.check.protocol.model.scenarios import SCENARIOS
 from nanokv.device.protocol import evict, reclaim, retire
 from nanokv.device.segment.layout import PIN_HELD, unpack
 from nanokv.device.sim.mutants import rewrite

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nanokv.check.rank_process import wait_until
+from nanokv.check.machine.rank_process import wait_until
 from nanokv.cluster.membership import Membership, open_membership
 from tests.support.etcd_server import Etcd, etcd_cluster, needs_etcd
 from tests.support.member_process import MemberProcess

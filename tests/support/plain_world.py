@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nanokv.check.slow import slow_function
+from nanokv.check.machine.slow import slow_function
 from nanokv.device.machines.native_code import native_function
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.record import LINE

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 import nanokv
-from nanokv.check.rank_process import wait_until
+from nanokv.check.machine.rank_process import wait_until
 from nanokv.dtypes import DTYPE_NAMES
 from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, NanoKVError, NotReady, ObjectPinned
 

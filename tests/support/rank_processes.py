@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from nanokv.check.rank_process import PROCESSES, RankCommands, RankProcess, wait_until
+from nanokv.check.machine.rank_process import PROCESSES, RankCommands, RankProcess, wait_until
 
 __all__ = ["Start", "new_folder", "starter", "until"]
 
 COMMANDS = ("concurrency_workers", "elastic_ranks", "heap_ranks", "v1_ranks")
 
 sys.path.append(str(Path(__file__).parents[2]))  # passed on to other processes, which import commands from here
-PROCESSES.set_forkserver_preload(["nanokv.check.preload", *(f"tests.support.{module}" for module in COMMANDS)])
+PROCESSES.set_forkserver_preload(["nanokv.check.machine.preload", *(f"tests.support.{module}" for module in COMMANDS)])
 
 Start = Callable[..., RankProcess]
 

@@ -6,7 +6,7 @@ import torch
 import transformers
 
 from nanokv.cache.cache import NanoKVCache
-from nanokv.check.rank_process import RankCommands
+from nanokv.check.machine.rank_process import RankCommands
 from nanokv.errors import NanoKVError
 from nanokv.integrations.transformers import PrefixCache
 

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from nanokv.check.rank_process import RankCommands
+from nanokv.check.machine.rank_process import RankCommands
 from nanokv.compat_v1.host_allocation import HostAllocation
 from nanokv.device.machines.native import NativeMachine
 from nanokv.device.machines.records import Begun

@@ -3,7 +3,7 @@
 import torch
 
 from nanokv.cache.cache import NanoKVCache
-from nanokv.check.rank_process import RankCommands
+from nanokv.check.machine.rank_process import RankCommands
 from nanokv.transfer.cache_writer import FilledBlock
 from tests.gpu.on_ptx import machine_for
 from tests.gpu.reshape_and_cache_bodies import BF16, SMALL, Tokens, full_slots, nhd

@@ -18,15 +18,15 @@ import pytest
 import torch
 
 import nanokv
-from nanokv.check.model.mutants import MUTANTS
-from nanokv.check.model.scenarios import SCENARIOS
+from nanokv.check.protocol.model.mutants import MUTANTS
+from nanokv.check.protocol.model.scenarios import SCENARIOS
 from nanokv.device.segment.geometry import Geometry
 from nanokv.tools.cli import app
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 #: files that other tests run: a block may consist of their lines
-RUNS = ("examples/*.py", "tests/gpu/*.py", "nanokv/check/model/scenarios/*.py")
+RUNS = ("examples/*.py", "tests/gpu/*.py", "nanokv/check/protocol/model/scenarios/*.py")
 
 # why a command is not run here
 GPU = "needs GPUs"

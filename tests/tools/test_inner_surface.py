@@ -45,11 +45,11 @@ OF_OTHERS = {
 }
 #: files whose reaches are their purpose
 MEANT = {
-    "nanokv/check/model/mutants": "mutants break private functions by name",
+    "nanokv/check/protocol/model/mutants": "mutants break private functions by name",
     "nanokv/check/nodes/mutants.py": "as those",
-    "nanokv/check/model/scenarios": "scenarios call single steps of the host's classes",
-    "nanokv/check/model/remote_put.py": "as those",
-    "nanokv/check/corruption/case.py": "it leaves a world as a crash would",
+    "nanokv/check/protocol/model/scenarios": "scenarios call single steps of the host's classes",
+    "nanokv/check/protocol/model/remote_put.py": "as those",
+    "nanokv/check/machine/corruption/case.py": "it leaves a world as a crash would",
     "nanokv/heap/shm.py": "a constructor of a subclass calls steps of its base class",
     "nanokv/heap/symmetric.py": "as that",
 }

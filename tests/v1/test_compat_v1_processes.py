@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from nanokv.check.rank_process import PATIENCE
+from nanokv.check.machine.rank_process import PATIENCE
 from nanokv.compat_v1.transport import CLIENT, Link, LinkBroken, make_store
 from nanokv.device.protocol.status import Status
 from nanokv.errors import PeerLost

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nanokv.check.histories.key_model import DUPLICATE, FULL, MISS, NOT_READY, OK
+from nanokv.check.machine.histories.key_model import DUPLICATE, FULL, MISS, NOT_READY, OK
+from nanokv.check.machine.payloads import check_payload, name, payload
 from nanokv.check.nodes import keys
 from nanokv.check.nodes.calls import LOST, NO_HOME, NOTHING, WRONG, CallLog
-from nanokv.check.payloads import check_payload, name, payload
 from nanokv.check.report import CheckFailure
 from nanokv.cluster import NanoKVCluster
 from nanokv.errors import (

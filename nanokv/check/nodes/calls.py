@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nanokv.check.histories.key_model import DUPLICATE, FULL, KILLED, MISS, NOT_READY, OK
-from nanokv.check.histories.linearizability import NEVER
+from nanokv.check.machine.histories.key_model import DUPLICATE, FULL, KILLED, MISS, NOT_READY, OK
+from nanokv.check.machine.histories.linearizability import NEVER
 
 LOST, WRONG, NOTHING = "LOST", "WRONG", "NOTHING"  #: PeerLost; wrong bytes; a put that stored nothing
 CALLS = ("put", "get", "remove", "exists")

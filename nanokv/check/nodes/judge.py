@@ -15,9 +15,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from nanokv.check.histories.key_model import ABSENT, DUPLICATE, FULL, KILLED, OK, World, with_excuses
-from nanokv.check.histories.linearizability import NEVER, Operation, check, until
-from nanokv.check.histories.timeline import explain
+from nanokv.check.machine.histories.key_model import ABSENT, DUPLICATE, FULL, KILLED, OK, World, with_excuses
+from nanokv.check.machine.histories.linearizability import NEVER, Operation, check, until
+from nanokv.check.machine.histories.timeline import explain
 from nanokv.check.nodes.calls import LOST, NO_HOME, NOTHING, WRONG, Call
 from nanokv.check.nodes.keys import is_own
 

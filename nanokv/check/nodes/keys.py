@@ -3,7 +3,7 @@
 A payload holds key and version in each word (`check.payloads`), so it tells who wrote it, and whether it is whole.
 """
 
-from nanokv.check.payloads import VERSION_BITS
+from nanokv.check.machine.payloads import VERSION_BITS
 
 A_ROUND = 100_000  #: keys of a round; rounds count from 1
 MIXED = 18  #: keys that all threads share: the first ones of a round

@@ -18,12 +18,12 @@ from typing import IO, Any, NamedTuple
 import torch
 
 import nanokv
-from nanokv.check.histories.key_model import MISS, OK
+from nanokv.check.machine.histories.key_model import MISS, OK
+from nanokv.check.machine.payloads import check_payload, name, payload
 from nanokv.check.nodes import keys
 from nanokv.check.nodes.caller import Caller, Job, noted_get
 from nanokv.check.nodes.calls import LOST, CallLog
 from nanokv.check.nodes.mutants import MUTANTS
-from nanokv.check.payloads import check_payload, name, payload
 from nanokv.check.report import CheckFailure
 from nanokv.cluster import NanoKVCluster
 from nanokv.errors import CacheClosed, KeyNotFound, NanoKVError, NotReady, PeerLost

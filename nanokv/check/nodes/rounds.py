@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nanokv.check.histories.key_model import KILLED
-from nanokv.check.histories.linearizability import NEVER
 from nanokv.check.lab.layout import Layout
+from nanokv.check.machine.histories.key_model import KILLED
+from nanokv.check.machine.histories.linearizability import NEVER
 from nanokv.check.nodes import keys, times
 from nanokv.check.nodes.caller import BULK
 from nanokv.check.nodes.calls import LOST, NO_HOME, Call, forget_calls, is_putting, read_calls

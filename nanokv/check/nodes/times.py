@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nanokv.check.histories.key_model import OK
+from nanokv.check.machine.histories.key_model import OK
 from nanokv.check.nodes.calls import LOST, Call
 
 NS = 1_000_000_000
