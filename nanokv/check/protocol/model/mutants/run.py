@@ -1,8 +1,8 @@
 """Runs mutants against the scenarios: every one must be noticed.
 
 The execution that is known for it (`found_by.py`) comes first; where that notices nothing, a search.
-`python -m nanokv.check.protocol.model.mutants.run` prints the known executions anew: those that still notice their mutant,
-and new ones for the others.
+`python -m nanokv.check.protocol.model.mutants.run` prints the known executions anew: those that still notice their
+mutant, and new ones for the others.
 """
 
 import time
