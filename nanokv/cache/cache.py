@@ -121,9 +121,8 @@ class NanoKVCache:
         return cache
 
     def _begin(self, engine: Engine) -> None:
-        self.engine = (
-            engine  #: its parts, for the rest of the project; once the cache is closed, every use of it raises
-        )
+        #: its parts, for the rest of the project; once the cache is closed, every use of it raises
+        self.engine = engine
         self.options = engine.options
         self._calls = engine.calls
         for name, call in engine.calls.native.items():
@@ -151,8 +150,10 @@ class NanoKVCache:
         engine = self.engine
         if not self.closed:
             self._end.detach()
-            engine.close()
-            self._lose(partial(CacheClosed, f"rank {self._rank} of {self._name!r} was closed"))
+            try:
+                engine.close()
+            finally:
+                self._lose(partial(CacheClosed, f"rank {self._rank} of {self._name!r} was closed"))
 
     def disown(self, process: int) -> None:
         """In a child of a fork: this cache is that of its parent, `process`, and cannot be used here."""

@@ -67,9 +67,8 @@ class Engine:
     def __init__(self, heap: Heap, master_rank: int, options: Options) -> None:
         self.heap, self.master_rank, self.options = heap, master_rank, options
         self.is_open = True
-        self.ends = (
-            ExitStack()
-        )  #: ends the parts, the last one first. It does not refer to the engine, nor to its cache
+        #: ends the parts, the last one first; it does not refer to the engine, nor to its cache
+        self.ends = ExitStack()
         self.ends.callback(heap.close)
         try:
             self._join()
@@ -153,10 +152,17 @@ class Engine:
 
     # --- the end ---
     def close(self) -> None:
-        """Finish the queued operations, abort the open plans, end the threads and leave the world. Idempotent."""
-        for leave in list(self._leaving):
-            leave()
-        self.worker.close()  # what it does in the background still finds the rest at work
+        """Finish the queued operations, abort the open plans, end the threads and leave the world. Idempotent.
+
+        What one step raises comes when all are done.
+        """
+        with ExitStack() as steps:  # the last one first
+            steps.callback(self._end_parts)
+            steps.callback(self.worker.close)  # what it does in the background still finds the rest at work
+            for leave in reversed(self._leaving):
+                steps.callback(leave)
+
+    def _end_parts(self) -> None:
         with self._lock:
             was_open, self.is_open = self.is_open, False
         if was_open:

@@ -123,6 +123,21 @@ def test_a_call_that_meets_the_close(make_world: MakeWorld) -> None:
     assert wrong == []
 
 
+def test_a_step_that_fails_does_not_stop_the_close(world: World) -> None:
+    done = []
+
+    def fail() -> None:
+        done.append("first")
+        raise OSError("the link is down")
+
+    for leave in (fail, lambda: done.append("second")):
+        world[0].engine.before_close(leave)
+    with pytest.raises(OSError, match="the link is down"):
+        world[0].close()
+    assert done == ["first", "second"] and world[0].closed and not world[1].alive(0)
+    world[0].close()
+
+
 def test_a_cache_is_true_and_counts_its_own_segment(world: World) -> None:
     assert all(world)
     world[0].put("k", torch.ones(3), preferred_segment=1)
