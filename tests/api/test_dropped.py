@@ -13,7 +13,8 @@ import torch
 import nanokv
 from nanokv.errors import ObjectPinned
 from nanokv.heap.shm import list_worlds
-from tests.support.rank_processes import new_folder, until
+from tests.support.rank_processes import new_folder
+from tests.support.until import until
 from tests.support.worlds import shm_world
 
 World = list[nanokv.NanoKVCache]

@@ -15,7 +15,7 @@ from nanokv.fsck import check_cache
 from nanokv.heap.mapping import area_of, give_back
 from nanokv.heap.shm import list_worlds
 from tests.api.test_lost_ranks import at_home, told_of_ranks
-from tests.support.rank_processes import until
+from tests.support.until import until
 
 PAGE = 4096
 PAGES = 128

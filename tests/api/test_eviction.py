@@ -8,7 +8,7 @@ import torch
 
 import nanokv
 from nanokv.errors import InvalidArgument, OutOfMemory, WaitTimeout
-from tests.support.rank_processes import until
+from tests.support.until import until
 
 PAGE = 4096
 World = list[nanokv.NanoKVCache]

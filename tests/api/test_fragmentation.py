@@ -16,7 +16,7 @@ from nanokv.errors import OutOfMemory, WriteLost
 from nanokv.fsck.inspect_world import Inspected
 from nanokv.statistics import HeapSnapshot
 from tests.support import fsck_fixture
-from tests.support.rank_processes import until
+from tests.support.until import until
 from tests.support.worlds import MakeWorld, World
 
 PAGE = 4096

@@ -14,7 +14,8 @@ from nanokv.device.segment.layout import DEAD, STATE_MASK
 from nanokv.errors import DuplicateKey, NanoKVError, PeerLost, WaitTimeout
 from nanokv.heap.shm import ShmHeap
 from tests.support.heap_ranks import HeapRank, small_world
-from tests.support.rank_processes import Start, new_folder, starter, until
+from tests.support.rank_processes import Start, new_folder, starter
+from tests.support.until import until
 
 PAGE = 4096
 PATIENCE = 60.0

@@ -1,7 +1,7 @@
 """The terms of objects: priorities, kept objects, times to live, groups, and quotas of identities."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,11 @@ import torch
 import nanokv
 from nanokv import Hold
 from nanokv.errors import InvalidArgument, OutOfMemory
+from tests.support.until import until
 from tests.support.worlds import MakeWorld, World
 
 PAGE = 4096
 PAGES = 16
-A_WHILE = 20.0  #: seconds in which what is stated to come must have come, on a machine under load
 
 
 @pytest.fixture
@@ -26,14 +26,6 @@ def world(make_world: MakeWorld) -> Iterator[World]:
 
 def page(value: int = 0) -> torch.Tensor:
     return torch.full((PAGE,), value, dtype=torch.uint8)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds."""
-    end = time.monotonic() + A_WHILE
-    while not condition():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.01)
 
 
 def there(world: World, keys: list[str]) -> list[str]:

@@ -27,7 +27,7 @@ from tests.blocks.conftest import (
     registered,
     taken,
 )
-from tests.support.rank_processes import until
+from tests.support.until import until
 
 KVBM = "KVBM block manager"
 

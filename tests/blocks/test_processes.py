@@ -13,7 +13,8 @@ from nanokv.errors import PeerLost
 from nanokv.fsck import check_cache
 from tests.blocks.block_ranks import BLOCKS, BlockRank, attached, grabbed
 from tests.blocks.conftest import LAYOUT, block_of, chain, completed, hashes, registered, taken
-from tests.support.rank_processes import new_folder, starter, until
+from tests.support.rank_processes import new_folder, starter
+from tests.support.until import until
 
 KVBM = "KVBM block manager"
 Joined = tuple[BlockManager, RankProcess]

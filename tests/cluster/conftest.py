@@ -1,6 +1,5 @@
 """Clusters of several nodes in this process, each with a world, a link and a server of its own."""
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,20 +10,12 @@ import nanokv
 from nanokv.cluster import NanoKVCluster, offering
 from nanokv.fsck import check_cache
 from tests.support.needed import need_nixl
+from tests.support.until import until
 
-WAIT = 60.0  #: seconds, far above the usual
 PATIENCE = 10.0  #: seconds for a node: far above the usual
 PAGE = 4096
 HEAP_BYTES = 4 << 20
 MakeCluster = Callable[..., list[NanoKVCluster]]
-
-
-def until(true: Callable[[], Any], what: str = "it") -> None:
-    """Wait until something is true."""
-    end = time.monotonic() + WAIT
-    while not true():
-        assert time.monotonic() < end, f"{what} did not come in {WAIT} s"
-        time.sleep(0.005)
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,9 @@ import torch
 from nanokv.cluster import Change, ChangeKind
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.errors import InvalidArgument
+from tests.support.until import until
 
-from .conftest import HEAP_BYTES, MakeCluster, key_of, until
+from .conftest import HEAP_BYTES, MakeCluster, key_of
 
 
 class Heard:

@@ -19,8 +19,9 @@ from nanokv.cluster.reading import Reading
 from nanokv.device.fabric.locations import GONE_NODE, LOCATION
 from nanokv.errors import KeyNotFound, PeerLost, WaitTimeout
 from nanokv.types import KeyDigest
+from tests.support.until import until
 
-from .conftest import HEAP_BYTES, PAGE, PATIENCE, MakeCluster, key_of, until
+from .conftest import HEAP_BYTES, PAGE, PATIENCE, MakeCluster, key_of
 
 
 def knows(member: NanoKVCluster, key: str, node: str | None) -> bool:

@@ -16,8 +16,9 @@ import torch
 from nanokv.cluster import NanoKVCluster
 from nanokv.cluster.links.nixl import NixlLink
 from nanokv.errors import KeyNotFound, NanoKVError, PeerLost, WaitTimeout
+from tests.support.until import until
 
-from .conftest import MakeCluster, key_of, until
+from .conftest import MakeCluster, key_of
 from .node_process import NodeProcess, value_of
 
 MakeNode = Callable[..., NodeProcess]

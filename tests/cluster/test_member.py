@@ -24,8 +24,9 @@ from nanokv.cluster.pulling import Puller
 from nanokv.cluster.staging import Staging
 from nanokv.cluster.uses import Uses
 from nanokv.errors import CacheClosed
+from tests.support.until import until
 
-from .conftest import HEAP_BYTES, PAGE, until
+from .conftest import HEAP_BYTES, PAGE
 
 #: parts as they are opened
 OPENED: list[type[Any]] = [

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from nanokv.cluster.membership import ClusterUnavailable
-from tests.support.memberships import PATIENT_TTL, Place, Record, at, seen, shared_etcd, threads, until
+from tests.support.memberships import PATIENT_TTL, Place, Record, at, seen, shared_etcd, threads
+from tests.support.until import until
 
 __all__ = ["at", "shared_etcd"]
 

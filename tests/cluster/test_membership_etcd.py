@@ -11,7 +11,8 @@ import pytest
 from nanokv.cluster.membership import ClusterUnavailable, open_membership
 from nanokv.cluster.membership.etcd_keys import text64
 from tests.support.etcd_server import Etcd, etcd_cluster, needs_etcd
-from tests.support.memberships import PATIENT_TTL, Place, Record, etcd, place, seen, until
+from tests.support.memberships import PATIENT_TTL, Place, Record, etcd, place, seen
+from tests.support.until import until
 
 __all__ = ["etcd"]
 

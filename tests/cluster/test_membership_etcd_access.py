@@ -19,8 +19,9 @@ from nanokv.cluster.membership.etcd_watch import Watch
 from nanokv.cluster.membership.pulse import Pulse
 from nanokv.cluster.membership.view import View
 from tests.support.etcd_server import Etcd, etcd_cluster, needs_etcd
-from tests.support.memberships import ETCD_TTL, Place, any_name, etcd, place, seen, shared_etcd, until
+from tests.support.memberships import ETCD_TTL, Place, any_name, etcd, place, seen, shared_etcd
 from tests.support.needed import leave_out
+from tests.support.until import until
 
 __all__ = ["etcd", "shared_etcd"]
 

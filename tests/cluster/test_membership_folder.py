@@ -13,7 +13,8 @@ import pytest
 
 from nanokv.cluster.membership import ClusterUnavailable, member_file
 from nanokv.cluster.membership.member_file import LEFT, MemberFile, is_temporary, member_of, put, read, take
-from tests.support.memberships import FOLDER_TTL, PATIENT_TTL, Place, Record, place, seen, until
+from tests.support.memberships import FOLDER_TTL, PATIENT_TTL, Place, Record, place, seen
+from tests.support.until import until
 
 pytestmark = pytest.mark.exhaustive  # a minute of waits for leases
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from nanokv.check.lab.etcd import free_ports
 from nanokv.cluster.membership import ClusterUnavailable, open_membership
 from nanokv.cluster.membership.addresses import (
     PASSWORD_VARIABLE,
@@ -20,7 +21,6 @@ from nanokv.cluster.membership.addresses import (
     parse,
 )
 from nanokv.errors import InvalidArgument
-from tests.support.etcd_server import free_ports
 
 WRONG = {
     "": "not one of scheme ''",

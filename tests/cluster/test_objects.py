@@ -29,8 +29,9 @@ from nanokv.errors import (
     ReuseViolation,
 )
 from tests.support.needed import leave_out
+from tests.support.until import until
 
-from .conftest import HEAP_BYTES, PAGE, MakeCluster, key_of, until
+from .conftest import HEAP_BYTES, PAGE, MakeCluster, key_of
 
 TENSORS = [
     torch.arange(10, dtype=torch.int64),

@@ -3,8 +3,9 @@
 import torch
 
 from nanokv.errors import KeyNotFound
+from tests.support.until import until
 
-from .conftest import MakeCluster, key_of, until
+from .conftest import MakeCluster, key_of
 
 LAYERS, BLOCKS, TOKENS, HEADS, DIM = 3, 8, 4, 2, 16
 

@@ -21,8 +21,9 @@ from nanokv.cluster.options import ClusterOptions
 from nanokv.cluster.place import is_loopback, why_unreachable
 from nanokv.errors import PeerLost
 from nanokv.integrations.joining import Settings
+from tests.support.until import until
 
-from .conftest import HEAP_BYTES, PAGE, PATIENCE, MakeCluster, key_of, until
+from .conftest import HEAP_BYTES, PAGE, PATIENCE, MakeCluster, key_of
 
 
 # --- loopback ---

@@ -26,8 +26,9 @@ from nanokv.device.machines.records import Terms
 from nanokv.device.segment.layout import ACCESS_TIME
 from nanokv.errors import OutOfMemory, PeerLost
 from nanokv.transfer.descriptors import describe
+from tests.support.until import until
 
-from .conftest import MakeCluster, until
+from .conftest import MakeCluster
 
 LARGE = torch.arange(50_000)
 

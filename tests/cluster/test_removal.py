@@ -11,8 +11,9 @@ from nanokv.cluster.events import Events
 from nanokv.cluster.messages.asker import Asker, Unanswered
 from nanokv.cluster.nodes import Node
 from nanokv.errors import KeyNotFound, ObjectPinned, PeerLost, WaitTimeout
+from tests.support.until import until
 
-from .conftest import MakeCluster, key_of, until
+from .conftest import MakeCluster, key_of
 
 OLD, NEW = torch.zeros(4), torch.ones(4)
 

@@ -10,8 +10,7 @@ import pytest
 
 from nanokv.cluster.membership import ClusterUnavailable, open_membership
 from nanokv.cluster.membership.membership import Reserve
-
-from .conftest import until
+from tests.support.until import until
 
 
 def descriptors() -> int:

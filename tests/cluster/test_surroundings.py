@@ -11,8 +11,9 @@ from nanokv import Hold
 from nanokv.cluster import Change, ChangeKind, NanoKVCluster
 from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError
 from tests.support.forks import check_refused
+from tests.support.until import until
 
-from .conftest import HEAP_BYTES, MakeCluster, key_of, until
+from .conftest import HEAP_BYTES, MakeCluster, key_of
 
 PAGE = 4096
 

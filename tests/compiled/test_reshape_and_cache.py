@@ -34,7 +34,8 @@ from tests.gpu.reshape_and_cache_bodies import (
     plain,
     written,
 )
-from tests.support.rank_processes import new_folder, starter, until
+from tests.support.rank_processes import new_folder, starter
+from tests.support.until import until
 from tests.support.writer_ranks import LAYERS, WriterRank, attached
 
 CPU = torch.device("cpu")

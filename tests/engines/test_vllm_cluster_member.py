@@ -13,8 +13,9 @@ import nanokv
 from nanokv.errors import ClusterUnavailable, InvalidArgument, KeyNotFound, LinkUnavailable, PeerLost
 from nanokv.integrations.vllm.cluster import HELD_UP, RESTS, ClusterLoads, ClusterLookups, join, reachable_prefix
 from nanokv.integrations.vllm.settings import Settings
-from tests.cluster.conftest import HEAP_BYTES, PAGE, PATIENCE, until
+from tests.cluster.conftest import HEAP_BYTES, PAGE, PATIENCE
 from tests.support.needed import leave_out
+from tests.support.until import until
 
 BLOCKS = 6
 THERE, GONE, LOST = "there", "gone", "lost"  #: of a block: it can be read; no node has it; a node that is lost may

@@ -16,7 +16,8 @@ from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
 from nanokv.fsck.inspect_world import Inspected
 from nanokv.heap.shm_tools import inspect, list_worlds
 from tests.support.elastic_ranks import DEATHS, PAGE, PAGES, RANKS, ElasticRank, join, value
-from tests.support.rank_processes import Start, starter, until
+from tests.support.rank_processes import Start, starter
+from tests.support.until import until
 
 PAYLOAD = PAGES * PAGE
 STEPS = 60

@@ -19,7 +19,8 @@ from nanokv.heap import KINDS, available, open_heap
 from nanokv.heap.mapped_tensor import tensor_at
 from nanokv.heap.torch_symm import NO_MULTICAST, OVERLAPPING
 from tests.support.heap_ranks import PROVIDERS, here, plan, small_world
-from tests.support.rank_processes import Start, until
+from tests.support.rank_processes import Start
+from tests.support.until import until
 
 on_gpu = [
     pytest.mark.gpu,

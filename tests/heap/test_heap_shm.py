@@ -17,8 +17,9 @@ from nanokv.heap.locks import LockFile
 from nanokv.heap.shm import ShmHeap, inspect, list_worlds, remove_world
 from nanokv.heap.world_file import HEADER, RANK, WorldFile, path_of
 from tests.support.heap_ranks import plan, small_world
-from tests.support.rank_processes import Start, until
+from tests.support.rank_processes import Start
 from tests.support.shm_ranks import attach, leave_stale, pair
+from tests.support.until import until
 
 
 # --- meeting ---

@@ -14,8 +14,9 @@ from nanokv.errors import HeapUnavailable, InvalidArgument, NanoKVError, Segment
 from nanokv.heap.shm import inspect, list_worlds
 from nanokv.heap.world_file import HEADER, path_of
 from tests.support.heap_ranks import PAGE, plan
-from tests.support.rank_processes import Start, until
+from tests.support.rank_processes import Start
 from tests.support.shm_ranks import attach, leave_stale
+from tests.support.until import until
 
 
 def inspect_alive(name: str) -> list[bool]:

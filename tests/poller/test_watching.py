@@ -10,7 +10,7 @@ from nanokv.device.protocol.status import Status
 from nanokv.host_poller.poller import Poller
 from tests.poller.test_sweeper import PAGE, Rank
 from tests.poller.test_water_marks import rank_of
-from tests.support.rank_processes import until
+from tests.support.until import until
 
 LOST = "the GPU's driver answered error 719 to a look at a ring"
 

@@ -16,7 +16,7 @@ from nanokv.heap.local import LocalWorld
 from nanokv.heap.world_spec import WorldSpec
 from nanokv.space.water_marks import EVICTIONS_A_ROUND
 from tests.poller.test_sweeper import PAGE, Rank
-from tests.support.rank_processes import until
+from tests.support.until import until
 
 
 @contextmanager

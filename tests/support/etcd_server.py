@@ -13,23 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from nanokv.check.lab.etcd import free_ports
 from nanokv.check.machine.rank_process import wait_until
 from tests.support.needed import is_needed
 
-__all__ = ["Etcd", "etcd_cluster", "free_ports", "needs_etcd"]
+__all__ = ["Etcd", "etcd_cluster", "needs_etcd"]
 
 needs_etcd = pytest.mark.skipif(
     shutil.which("etcd") is None and not is_needed("etcd"), reason="there is no etcd on this machine"
 )
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nothing uses now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 class Etcd:

@@ -3,7 +3,7 @@
 import contextlib
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -68,11 +68,6 @@ class Record:
 def threads() -> list[str]:
     """Threads of memberships in this process."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("nanokv-members")]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition."""
-    wait_until("the condition of the test", condition, pause=0.01)
 
 
 def seen(membership: Membership, expected: Mapping[str, bytes]) -> None:

@@ -7,31 +7,24 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import nanokv
 from nanokv import NanoKVCluster
+from tests.support import until as waits
 from tests.support.manifests import KUBERNETES, ROOT, Manifest, one, probe_port, read
 
 SECRET = "a secret of these tests alone"
 WAIT = 240.0  #: seconds, far above the usual: the first node may compile
+until = partial(waits.until, seconds=WAIT)
 
 BASE = read(KUBERNETES / "base")
 CONFIG = one(BASE, "ConfigMap")["data"]
-
-
-def until(true: Callable[[], Any], what: Callable[[], str]) -> None:
-    """Wait until something is true."""
-    end = time.monotonic() + WAIT
-    while not true():
-        assert time.monotonic() < end, what()
-        time.sleep(0.05)
 
 
 @dataclass

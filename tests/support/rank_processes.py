@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nanokv.check.machine.rank_process import PROCESSES, RankCommands, RankProcess, wait_until
+from nanokv.check.machine.rank_process import PROCESSES, RankCommands, RankProcess
 
-__all__ = ["Start", "new_folder", "starter", "until"]
+__all__ = ["Start", "new_folder", "starter"]
 
 COMMANDS = ("concurrency_workers", "elastic_ranks", "heap_ranks", "v1_ranks")
 
@@ -46,8 +46,3 @@ def starter(commands: Callable[..., RankCommands]) -> Iterator[Start]:
     finally:
         for rank in ranks:
             rank.end()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition is true."""
-    wait_until("the condition of the test", condition)

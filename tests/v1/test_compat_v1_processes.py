@@ -19,7 +19,8 @@ from nanokv.compat_v1.transport import CLIENT, Link, LinkBroken, make_store
 from nanokv.device.protocol.status import Status
 from nanokv.errors import PeerLost
 from nanokv.fsck import check_segments
-from tests.support.rank_processes import Start, new_folder, starter, until
+from tests.support.rank_processes import Start, new_folder, starter
+from tests.support.until import until
 from tests.support.v1_ranks import MASTER, PAGE, PAGES, HostRank
 
 ROOT = Path(__file__).resolve().parents[2]

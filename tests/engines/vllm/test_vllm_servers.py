@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 from nanokv.bench.vllm.process import Engine, connector
+from nanokv.check.lab.etcd import free_ports
 from nanokv.errors import HeapUnavailable
 from nanokv.heap.shm_tools import remove_world
 from nanokv.integrations.vllm.flags import command_lines
@@ -47,11 +47,6 @@ def forget(name: str) -> None:
         remove_world(name, force=True)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def fetch(port: int, path: str, body: dict[str, Any] | None = None) -> bytes:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
@@ -75,7 +70,7 @@ def metric(port: int, name: str) -> float:
 def ports(model: Path) -> Iterator[tuple[int, int, int]]:
     """Of prefill, decode and proxy."""
     name = f"test-vllm-servers-{os.getpid()}"
-    prefill, decode, proxy = (free_port() for _ in range(3))
+    prefill, decode, proxy = free_ports(3)
     with ExitStack() as stack:
         stack.callback(forget, name)
         log = stack.enter_context(tempfile.TemporaryFile())
@@ -153,7 +148,7 @@ def test_a_request_that_is_wrong_gets_the_servers_answer(ports: tuple[int, int, 
 
 def test_engines_of_a_data_parallel_server_load_what_each_other_stored(model: Path, expected: list[list[int]]) -> None:
     """They have the same flags, and take the next ranks of the world: requests go to them in turn."""
-    prompts, name, port = PROMPTS[:9], f"test-vllm-replicas-{os.getpid()}", free_port()
+    prompts, name, port = PROMPTS[:9], f"test-vllm-replicas-{os.getpid()}", free_ports(1)[0]
     want = {"model": str(model), "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     with ExitStack() as stack:
         stack.callback(forget, name)

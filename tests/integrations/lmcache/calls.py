@@ -1,8 +1,6 @@
 """Tasks of an adapter, and waiting for them as LMCache's controllers do."""
 
 import select
-import time
-from collections.abc import Callable
 from typing import Any
 
 from lmcache.v1.platform import consume_fd
@@ -16,14 +14,6 @@ def ready(fd: int) -> None:
     poller.register(fd, select.POLLIN)
     assert poller.poll(PATIENCE * 1000)
     consume_fd(fd)
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Wait until something is so."""
-    deadline = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def store(adapter: Any, keys: list[Any], objects: list[Any]) -> Any:

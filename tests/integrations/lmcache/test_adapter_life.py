@@ -16,8 +16,9 @@ from lmcache.v1.distributed.l2_adapters.config import get_l2_adapter_config_clas
 from nanokv.errors import InvalidArgument
 from nanokv.integrations.lmcache.adapter import Catalogue
 from nanokv.keys.hashing import Hasher
-from tests.integrations.lmcache.calls import load, look_up, store, until
+from tests.integrations.lmcache.calls import load, look_up, store
 from tests.integrations.lmcache.parts import ADAPTER, SETTINGS, adapter, content, memory, name, object_key, spec
+from tests.support.until import until
 
 Make = Callable[..., Any]
 NBYTES = 32 << 10

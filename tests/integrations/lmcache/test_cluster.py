@@ -9,9 +9,10 @@ import pytest
 pytest.importorskip("lmcache", reason="needs LMCache: see docs/lmcache.md")
 
 from nanokv.cluster.links import LinkUnavailable, open_link
-from tests.integrations.lmcache.calls import load, look_up, store, until
+from tests.integrations.lmcache.calls import load, look_up, store
 from tests.integrations.lmcache.parts import ADAPTER, CONNECTOR, Backends, content, key, memory, object_key
 from tests.support.needed import leave_out
+from tests.support.until import until
 
 
 @pytest.fixture

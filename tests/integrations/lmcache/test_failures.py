@@ -16,8 +16,9 @@ from lmcache.v1.memory_management import BytesBufferMemoryObj, MemoryFormat
 
 from nanokv.errors import CacheClosed, InvalidArgument, OutOfMemory
 from nanokv.integrations.lmcache.adapter import name_of
-from tests.integrations.lmcache.calls import PATIENCE, load, look_up, store, until
+from tests.integrations.lmcache.calls import PATIENCE, load, look_up, store
 from tests.integrations.lmcache.parts import ADAPTER, CHUNK, CONNECTOR, Backends, content, key, memory, object_key
+from tests.support.until import until
 
 Make = Callable[..., Backends]
 

@@ -14,8 +14,9 @@ from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.storage_backend.storage_manager import StorageManager
 
 from nanokv.errors import NanoKVError
-from tests.integrations.lmcache.calls import PATIENCE, until
+from tests.integrations.lmcache.calls import PATIENCE
 from tests.integrations.lmcache.parts import CHUNK, CONNECTOR, Backends, content, key
+from tests.support.until import until
 
 Make = Callable[..., Backends]
 

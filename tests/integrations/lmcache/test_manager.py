@@ -20,8 +20,9 @@ from lmcache.v1.distributed.config import (
 from lmcache.v1.distributed.l2_adapters.config import add_l2_adapters_args, parse_args_to_l2_adapters_config
 from lmcache.v1.distributed.storage_manager import StorageManager
 
-from tests.integrations.lmcache.calls import PATIENCE, until
+from tests.integrations.lmcache.calls import PATIENCE
 from tests.integrations.lmcache.parts import ADAPTER, CHUNK, content, fill, object_key, spec
+from tests.support.until import until
 
 LAYOUT = MemoryLayoutDesc(shapes=[torch.Size([2, 4, CHUNK, 128])], dtypes=[torch.bfloat16])
 

@@ -7,9 +7,10 @@ import pytest
 
 pytest.importorskip("lmcache", reason="needs LMCache: see docs/lmcache.md")
 
-from tests.integrations.lmcache.calls import PATIENCE, load, look_up, store, until
+from tests.integrations.lmcache.calls import PATIENCE, load, look_up, store
 from tests.integrations.lmcache.other import Other
 from tests.integrations.lmcache.parts import ADAPTER, CONNECTOR, Backends, content, key, memory, name, object_key
+from tests.support.until import until
 
 
 @pytest.mark.surface(CONNECTOR, "get")

@@ -3,7 +3,7 @@
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -67,14 +67,6 @@ def keys_of(numbers: Iterable[int], group: int = 0) -> list[OffloadKey]:
 def content(key: OffloadKey, nbytes: int) -> Row:
     """The bytes that the block of a key has in all tests."""
     return np.random.default_rng(list(key)).integers(0, 256, nbytes, np.uint8)
-
-
-def until(done: Callable[[], bool]) -> None:
-    """Wait for something that another thread does."""
-    end = time.monotonic() + PATIENCE
-    while not done():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.001)
 
 
 class Tiered:

@@ -13,7 +13,8 @@ from nanokv import local_world
 from nanokv.host_poller.events import Event, EventKind
 from nanokv.integrations.vllm_offload.announcing import Announcing
 from tests.integrations.vllm_offload.offloaded import Offloaded
-from tests.integrations.vllm_offload.parts import Tiered, keys_of, until
+from tests.integrations.vllm_offload.parts import Tiered, keys_of
+from tests.support.until import until
 
 TIER, MANAGER = "vLLM SecondaryTierManager", "vLLM OffloadingManager"
 ROOM = 8  #: blocks

@@ -14,7 +14,8 @@ from nanokv.integrations.vllm_offload.chunks import Chunk
 from nanokv.integrations.vllm_offload.counts import PREFIX
 from tests.integrations.vllm_offload.offloaded import Offloaded
 from tests.integrations.vllm_offload.other_node import OtherNode
-from tests.integrations.vllm_offload.parts import keys_of, until
+from tests.integrations.vllm_offload.parts import keys_of
+from tests.support.until import until
 
 Start = Callable[..., Offloaded]
 MANAGER = "vLLM OffloadingManager"

@@ -13,8 +13,9 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from nanokv.cluster.homes import Homes
 from tests.integrations.vllm_offload.other_node import OtherNode
-from tests.integrations.vllm_offload.parts import Tiered, content, keys_of, right, until
+from tests.integrations.vllm_offload.parts import Tiered, content, keys_of, right
 from tests.support.needed import need_nixl
+from tests.support.until import until
 
 Start = Callable[..., Tiered]
 TIER = "vLLM SecondaryTierManager"
