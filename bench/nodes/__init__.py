@@ -1,6 +1,5 @@
 """Two nodes of a cluster on this machine, each a process, over the transport that is asked for.
 
-bare        bare transfers over the link of a member, without objects
 owner       the node that has the objects, in a process that does nothing else until it is ended
 pair        the owner and the reader as the benchmark sees them: two processes, which are ended with it
 reader      the process that measures

@@ -4,7 +4,6 @@ It is a model, not a measurement (docs/scale.md). `python -m bench.simulate` pri
 
     assumptions    what it is built on, each with its source
     queues         servers that take turns, in the order of time
-    steps          the accesses of a put and a get, v1 and v2: who waits for what
     cases          a world with a load; one run of it
     questions      the questions: which cases, and the loads at which they saturate
     tables, plots  what is printed and drawn

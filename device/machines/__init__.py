@@ -14,8 +14,6 @@
     ring_rounds   the rounds of its poller
     lane          one frame of words, its stream, and the launches in between
     launch        the machine that launches kernels: on a GPU, or in Triton's interpreter
-    launch_ring   drains a ring whose segment lies in a GPU's memory
-    free_chains   follows the links of free lists that a host has detached
     batch         a table of requests in device memory, and the one launch that does all of them
     own_memory    tensors whose memory holds their values, and the refusal of all others
     engine_cache  an engine's paged KV cache, as the kernels see it
@@ -23,8 +21,6 @@
     full_blocks   the blocks of that cache which a step fills, and their objects
     reshape_and_cache  vLLM's functions of this name, which also publish full blocks
     gpu_threads        nanoKV's own threads beside a process that uses a GPU
-    triton_keys        what Triton does with the constants of device functions, once per process instead of as it
-                       comes, or at each launch
 
 The simulated machine is in `sim.world`.
 """

@@ -9,13 +9,12 @@ The host changes shared words in no other way.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.machines.free_chains import free_chains
 from nanokv.device.machines.records import Begun, Bell, Descriptor, Drained, Found, Place, Terms, What, Words
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.clock import now_ns
@@ -26,6 +25,7 @@ from nanokv.device.segment.layout import (
     CANDIDATES,
     ENTRY_EPOCH_MASK,
     FLAG_PLAN,
+    FREE,
     HEAP_CTL,
     JOINER_MASK,
     LABEL,
@@ -43,6 +43,34 @@ if TYPE_CHECKING:
     from nanokv.device.machines.engine_cache import Pages
     from nanokv.device.machines.ring_rounds import RingRounds
 
+
+# --- follows the links of free lists that a host has detached ---------------------------------
+def free_chains(geometry: Geometry, links: npt.NDArray[Any], firsts: Mapping[int, Words]) -> tuple[Words, Words]:
+    """All extents of detached free lists: (first pages, classes), int64 [extents] each.
+
+    A list that leads out of the arena, to a page that was seen before or to one that is not marked free in its class is
+    corrupt: it ends there.
+
+    Args:
+        links: the LINK words of all pages, u64 or i64 [n_pages].
+        firsts: size class -> the first page of each of its lists, or -1 for an empty one, int64.
+    """
+    words = links.tolist()
+    pages: dict[int, int] = {}
+    for size_class, heads in firsts.items():
+        size = geometry.class_pages[size_class]
+        last = geometry.n_pages - size if size else -1
+        for first in heads.tolist():
+            page = first
+            while 0 <= page <= last and page not in pages:
+                if unpack("LINK", "mark", words[page]) != FREE.value + size_class:
+                    break
+                pages[page] = size_class
+                page = unpack("LINK", "next", words[page]) - 1
+    return np.array(list(pages), np.int64), np.array(list(pages.values()), np.int64)
+
+
+# --- the base ---------------------------------------------------------------------------------
 _COPY_RANK, _COPY_STATUS, _COPY_SLEEPS = (COPY.offsets[name] // WORD for name in ("rank", "status", "sleeps"))
 _PLAN: int = FLAG_PLAN.value
 _OK, _MISS = int(Status.OK), int(Status.MISS)

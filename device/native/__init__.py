@@ -5,7 +5,6 @@ clock           the clocks and the sleep of the C library
 futex           sleeping on a word
 c_calls         calls of C functions by their address
 calls           put and get in few words, for a Python caller
-ingest          from hints to rows of the index
 keys            the digest of a key as Python has it
 many            calls about many keys
 objects         put, get, exists, remove and take as one call each, as Python's caller wrote it

@@ -11,7 +11,7 @@ Files, from the bottom up:
 
     errors, kinds, operands     exceptions; types of PTX; what instructions are made of
     statements, program         text cut into statements; a parsed module
-    reading, parse              from statements to instructions
+    parse                       from statements to instructions
     writer                      from instructions to Python; the table of opcodes
     numbers, integers, bits, floats, conversions, lanes, matrices     groups of opcodes
     access, host_memory         the interface of memory; that of this process, with bounds

@@ -8,7 +8,6 @@ docs/sequences.md explains them.
 
 allocator   cortexStream's block allocator
 extents     where the sequences of a cache lie
-free_lists  the free blocks of an arena as buddies: a list per order, and a lock per list
 sequence    what a cache knows of one sequence, and the table of all of them
 """
 

@@ -13,10 +13,9 @@ import triton.language as tl
 
 from nanokv.check.litmus_shapes import store_buffering_weak
 from nanokv.check.protocol.compiled.calls import TARGETS, compile_calls
-from nanokv.check.protocol.compiled.copies import copying_loads
 from nanokv.check.protocol.compiled.follow import Follower, Recorder
-from nanokv.check.protocol.compiled.litmus import all_outcomes, check_shapes
-from nanokv.check.protocol.compiled.run import run_compiled, run_scenario
+from nanokv.check.protocol.compiled.lanes import copying_loads
+from nanokv.check.protocol.compiled.run import all_outcomes, check_shapes, run_compiled, run_scenario
 from nanokv.check.protocol.compiled.tasks import CompiledTasks
 from nanokv.check.protocol.model.explore import Explorer, named, replay
 from nanokv.check.protocol.model.scenarios import SCENARIOS

@@ -13,7 +13,7 @@ from nanokv.check.machine.corruption import run
 from nanokv.check.machine.corruption.case import content, run_case
 from nanokv.check.machine.corruption.run import KINDS, run_corruption
 from nanokv.check.report import CheckFailure
-from nanokv.device.machines.free_chains import free_chains
+from nanokv.device.machines.base import free_chains
 from nanokv.device.protocol.extent import bump, bump_rest, give, take
 from nanokv.device.protocol.header import give_slot, kill, reserve, take_slot
 from nanokv.device.protocol.ring import drain

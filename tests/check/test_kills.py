@@ -8,8 +8,7 @@ import pytest
 
 from nanokv.check.machine import rank_process
 from nanokv.check.machine.kills.roles import KEYS, ROLES
-from nanokv.check.machine.kills.rounds import differences
-from nanokv.check.machine.kills.run import run_kills
+from nanokv.check.machine.kills.run import differences, run_kills
 from nanokv.check.machine.kills.world import ANCHOR, PAGE, WORLD_SIZE, KillWorld
 from nanokv.check.machine.payloads import name, payload
 from nanokv.check.report import CheckFailure

@@ -8,8 +8,8 @@ import torch
 
 from nanokv.check.litmus_shapes import litmus_kernel
 from nanokv.check.machine.litmus import SHAPES, outcomes, run_litmus
-from nanokv.check.protocol.compiled.litmus import SHAPES as ROLES
-from nanokv.check.protocol.compiled.litmus import all_outcomes
+from nanokv.check.protocol.compiled.run import SHAPES as ROLES
+from nanokv.check.protocol.compiled.run import all_outcomes
 from nanokv.device.sim.memory import WeakMemory
 from tests.support.compiling import Kernel, assembly
 from tests.support.targets import every_target

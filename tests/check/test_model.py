@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanokv.check.protocol.model import audit_search, transitions
+from nanokv.check.protocol.model import audit_search, small_world
 from nanokv.check.protocol.model.explore import MEMORIES, Explorer, replay
 from nanokv.check.protocol.model.orderings import FOUND_BY, KEPT, functions, is_noticed, orderings
 from nanokv.check.protocol.model.run import run_scenario
@@ -73,7 +73,7 @@ LEGAL = [
 
 @pytest.mark.parametrize("old, new", LEGAL)
 def test_legal_steps_of_a_state_word(old: int, new: int) -> None:
-    assert transitions._is_legal(old, new)
+    assert small_world._is_legal(old, new)
 
 
 def test_all_other_steps_are_not() -> None:
@@ -84,9 +84,9 @@ def test_all_other_steps_are_not() -> None:
             was, now = unpack("STATE", "state", old), unpack("STATE", "state", new)
             epochs = unpack("STATE", "epoch", old), unpack("STATE", "epoch", new)
             if epochs[1] < epochs[0] or (now == DEAD.value and unpack("STATE", "pins", old)):
-                assert not transitions._is_legal(old, new), (hex(old), hex(new))
+                assert not small_world._is_legal(old, new), (hex(old), hex(new))
             if was == DEAD.value and now in (WRITING.value, READY.value):
-                assert not transitions._is_legal(old, new), (hex(old), hex(new))
+                assert not small_world._is_legal(old, new), (hex(old), hex(new))
 
 
 def test_a_leak_and_an_overlap_are_found() -> None:

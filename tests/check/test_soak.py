@@ -15,9 +15,8 @@ from nanokv.check.machine.soak import memory
 from nanokv.check.machine.soak.memory import MIB, Sample, Trend, sample_folder
 from nanokv.check.machine.soak.objects import HALF_PAGES, KEYS, bytes_of, check_object, make_object, new_version
 from nanokv.check.machine.soak.probes import ProbeReport, Suspect
-from nanokv.check.machine.soak.run import LEAST_ROUNDS, run_soak
+from nanokv.check.machine.soak.run import LEAST_ROUNDS, SoakWorld, run_soak
 from nanokv.check.machine.soak.work import PAGE, Done, Ledger, SoakWorker
-from nanokv.check.machine.soak.world import SoakWorld
 from nanokv.check.report import CheckFailure, Row, telling
 from nanokv.device.machines.base import Machine
 from nanokv.heap.shm import list_worlds

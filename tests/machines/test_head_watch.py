@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from nanokv.device.machines.launch_ring import HeadWatch
+from nanokv.device.machines.launch import HeadWatch
 
 COPY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 SYNCHRONIZE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)

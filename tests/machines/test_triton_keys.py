@@ -99,7 +99,7 @@ def test_everything_that_shapes_a_kernel_is_in_its_key() -> None:
 ORDER = """
 import sys
 from tests.support.compiling import kernels
-from nanokv.device.machines.triton_keys import settle_functions
+from nanokv.device.machines.launch import settle_functions
 names = "put_many_kernel", "get_many_kernel", "call_put", "put_get_probe_kernel"
 chosen = [kernels()[name].function for name in names]
 if sys.argv[1] == "ours":
@@ -130,7 +130,7 @@ def test_keys_do_not_depend_on_what_was_launched_first() -> None:
 
 COMPARED = """
 from tests.support.compiling import kernels
-from nanokv.device.machines.triton_keys import settle_functions
+from nanokv.device.machines.launch import settle_functions
 settle_functions()
 ours, theirs = (kernels()[name].function for name in ("put_many_kernel", "put_get_probe_kernel"))
 print(theirs.cache_key and len(ours.used_global_vals), sorted({name for name, _ in theirs.used_global_vals}))

@@ -6,8 +6,8 @@ import pytest
 
 from nanokv.bench.gpu.budget import Counted
 from nanokv.bench.simulate.assumptions import Assumptions, changed
+from nanokv.bench.simulate.cases import GET_WAITS, PUT_WAITS, Steps
 from nanokv.bench.simulate.queues import Operation
-from nanokv.bench.simulate.steps import GET_WAITS, PUT_WAITS, Steps
 from nanokv.device import ptx
 from nanokv.device.ptx.operands import Instruction
 from nanokv.device.segment.geometry import Geometry

@@ -19,8 +19,7 @@ from nanokv.heap.shm import list_worlds
 from nanokv.tools.cli import app
 from nanokv.tools.replay.chart import draw
 from nanokv.tools.replay.limits import lru_rates
-from nanokv.tools.replay.producers import PAGE_BYTES, Tickets, _Producer, replay
-from nanokv.tools.replay.run import Row, Times
+from nanokv.tools.replay.run import PAGE_BYTES, Row, Tickets, Times, _Producer, replay
 from nanokv.tools.replay.trace import Trace, make_trace, read_trace
 
 ROOT = Path(__file__).resolve().parents[2]

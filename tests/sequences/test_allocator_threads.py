@@ -11,7 +11,7 @@ import pytest
 from nanokv.errors import InvalidArgument
 from nanokv.sequences import KVBlockAllocator, KVHandle
 from nanokv.sequences import allocator as allocator_module
-from nanokv.sequences.free_lists import FreeLists
+from nanokv.sequences.allocator import FreeLists
 
 THREADS, TURNS, BLOCKS = 8, 3000, 200
 

@@ -12,10 +12,9 @@ import pytest
 from nanokv.bench.simulate import queues as queues_module
 from nanokv.bench.simulate.__main__ import main
 from nanokv.bench.simulate.assumptions import Assumptions, all_fields, changed
-from nanokv.bench.simulate.cases import Case, drawn, run
+from nanokv.bench.simulate.cases import MASTER, Case, Steps, drawn, run
 from nanokv.bench.simulate.questions import Answer, Effort, Row, answer
 from nanokv.bench.simulate.queues import Collapsed, Gate, Operation, Queues, Station
-from nanokv.bench.simulate.steps import MASTER, Steps
 from nanokv.bench.simulate.tables import number
 
 pytestmark = pytest.mark.proved("docs/scale.md")

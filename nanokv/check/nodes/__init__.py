@@ -1,7 +1,6 @@
 """Nodes of a cluster that are killed, stopped and cut off, while others work: what they saw, and whether it may be so.
 
 run       the rows of `nanokv check nodes`
-rounds    a round: work, a fault in the middle, its end, and a look at what is left
 faults    what is done to a node, and whom it cuts off
 crew      the processes of the nodes, as the check sees them
 node      a node, as a process

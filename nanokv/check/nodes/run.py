@@ -6,20 +6,286 @@ import random
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from time import monotonic
+from typing import Any, NamedTuple
 
 from nanokv.check.lab.guard import guarded
 from nanokv.check.lab.layout import Layout, LayoutError, loopback, namespaces
+from nanokv.check.machine.histories.key_model import KILLED
+from nanokv.check.machine.histories.linearizability import NEVER
+from nanokv.check.nodes import keys, times
+from nanokv.check.nodes.caller import BULK
+from nanokv.check.nodes.calls import LOST, NO_HOME, Call, forget_calls, is_putting, read_calls
 from nanokv.check.nodes.crew import Crew
 from nanokv.check.nodes.faults import FAULTS, Fault, Scene
+from nanokv.check.nodes.judge import Facts, Judgement, judge, stored_for_good, to_be_found
 from nanokv.check.nodes.keys import MOST_ROUNDS
-from nanokv.check.nodes.rounds import Lab, Round
 from nanokv.check.nodes.times import Times
 from nanokv.check.report import CheckFailure, Row, tell
 from nanokv.errors import InvalidArgument
 
+# --- A round: all nodes work, a fault comes in the middle and is undone, and then everything is looked at ---
+# 1. Every node has an object at which the others look without a pause, and its threads begin to work.
+# 2. The fault begins. It lasts for a random time, or until all others have seen the victim go, and a while longer.
+# 3. It is undone. All nodes must reach each other again; they work on for a while, and pause.
+# 4. Every node reads every key that may be there. All calls are judged (`judge`).
+# 5. No world stores what nobody has put. All is removed; then fsck finds nothing, and no page is in use.
+#
+# Times are reported. They are bounded only by patience: a machine may be busy.
+PATIENCE = (
+    90.0  #: seconds until a lease must have ended, and until nodes must reach each other again: seconds are usual
+)
+BEFORE, AFTER = (0.4, 1.0), (0.3, 0.6)  #: seconds of work before the fault, and after its end
+_LOOK = 0.02  #: seconds
+_AIM, _LOOK_CLOSELY = 0.5, 0.0002  #: seconds
+_PUT_SECONDS = 0.01  #: about as long as the put takes at which a fault aims
+
+
+class Told(NamedTuple):
+    """What a round has to tell."""
+
+    judgement: Judgement
+    times: Times
+    worlds: int  #: that were looked at
+
+
+class Lab:
+    """Nodes that are there for all rounds.
+
+    Args:
+        timeout: the option of all nodes, in seconds.
+        seed: of the calls of all threads.
+    """
+
+    def __init__(self, layout: Layout, crew: Crew, timeout: float, seed: int) -> None:
+        self.layout, self.crew, self.timeout, self.seed = layout, crew, timeout, seed
+        self.folder: Path = layout.folder
+        self.numbers = {name: number for number, name in enumerate(crew.names)}
+        self.late: set[int] = set()  #: keys of earlier rounds that a late message may still put
+
+    def wait(self, what: str, is_so: Callable[[], bool]) -> None:
+        """Wait until something is so.
+
+        Raises:
+            CheckFailure: after PATIENCE seconds.
+        """
+        end = time.monotonic() + PATIENCE
+        while not is_so():
+            if time.monotonic() > end:
+                raise CheckFailure(f"{what}: not within {PATIENCE:.0f} s")
+            time.sleep(_LOOK)
+
+    def homes(self, some: list[int]) -> dict[int, int]:
+        """The number of the home of each key. All nodes are members."""
+        answers = self.crew.nodes[self.crew.names[0]].ask("homes", some)
+        return {key: self.numbers[name] for key, name in zip(some, answers, strict=True)}
+
+
+class Round:
+    """One round.
+
+    Args:
+        number: from 1 on.
+        chance: of the times.
+    """
+
+    def __init__(self, lab: Lab, number: int, fault: Fault, scene: Scene, chance: random.Random) -> None:
+        self._lab, self._number, self._fault, self._scene, self._chance = lab, number, fault, scene, chance
+        self._crew = lab.crew
+        self._canaries: dict[str, int] = {}
+        self._begun = self._dead = self._ended = NEVER
+
+    def run(self) -> Told:
+        """All of it.
+
+        Raises:
+            CheckFailure: a node failed, hangs, or does not come back. What calls prove is in the judgement.
+        """
+        self._meet()
+        self._work()
+        time.sleep(self._chance.uniform(*BEFORE))
+        self._do_fault()
+        self._wait_until_all_is_well(self._ended)
+        time.sleep(self._chance.uniform(*AFTER))
+        wrong = self._each("pause")
+        wrong += self._audit() + self._each("put_to_others", self._number)
+        seen = self._crew.ask_each("seen")
+        wrong += self._each("stop_watching")
+        calls = list(read_calls(self._lab.folder, self._number))
+        homes = self._lab.homes(sorted({call.key for call in calls}))
+        judgement = judge(calls, self._facts(seen, homes))
+        judgement.failures = wrong + judgement.failures + self._look_at_worlds(calls)
+        forget_calls(self._lab.folder, self._number)
+        return Told(judgement, self._times(seen, calls, homes), len(self._crew.names))
+
+    # --- the work ---
+    def _meet(self) -> None:
+        """Let each node put its canary, and all look at those of the others."""
+        everybody = self._crew.names
+        self._lab.wait("all nodes know each other", lambda: self._all_know(everybody))
+        for name, number in self._lab.numbers.items():
+            homes = self._lab.homes(list(keys.canaries(self._number, number)))
+            self._canaries[name] = next(key for key, home in homes.items() if home == number)
+        for name in everybody:
+            self._show(name)
+        for name in everybody:
+            self._look(name)
+        self._lab.wait("all nodes reach each other", lambda: self._all_reach(0))
+
+    def _all_know(self, names: list[str]) -> bool:
+        return all(known == names for known in self._crew.ask_each("nodes").values())
+
+    def _show(self, name: str) -> None:
+        self._crew.nodes[name].ask("put_canary", self._canaries[name])
+
+    def _look(self, name: str) -> None:
+        self._crew.nodes[name].ask("watch", {other: key for other, key in self._canaries.items() if other != name})
+
+    def _all_reach(self, since: int) -> bool:
+        """Whether all nodes are members for all, and every one reads from every other one, in calls since a moment."""
+        return all(_is_well(saw, self._crew.names, since) for saw in self._crew.ask_each("seen").values())
+
+    def _work(self, *names: str) -> None:
+        """Let nodes work: these, or all."""
+        folder = str(self._lab.folder)
+        self._crew.ask_each("begin", folder, self._number, self._lab.seed, only=names or None)
+
+    # --- the fault ---
+    def _do_fault(self) -> None:
+        fault, scene = self._fault, self._scene
+        self._aim()
+        self._begun = time.monotonic_ns()
+        fault.begin(scene)
+        if fault.kills:
+            self._dead = time.monotonic_ns()
+        try:
+            if fault.until_left:
+                self._lab.wait(f"the lease of {scene.victim} ends", self._has_left)
+            time.sleep(self._chance.uniform(fault.least, fault.most) * self._lab.timeout)
+        finally:
+            fault.end(scene)
+        self._ended = time.monotonic_ns()
+        if fault.kills:
+            self._show(scene.victim)
+            self._look(scene.victim)
+            self._work(scene.victim)
+
+    def _aim(self) -> None:
+        """Wait until the victim is in the middle of putting large objects, or for a moment."""
+        victim, end = self._scene.victim, time.monotonic() + _AIM
+        who = self._number, self._lab.numbers[victim], self._crew.runs[victim], BULK
+        rest = self._chance.uniform(0.0, _PUT_SECONDS)
+        while time.monotonic() < end:
+            if is_putting(self._lab.folder, *who):
+                time.sleep(rest)
+                if is_putting(self._lab.folder, *who):
+                    return
+            time.sleep(_LOOK_CLOSELY)
+
+    def _has_left(self) -> bool:
+        """Whether all others have seen the victim go."""
+        victim = self._scene.victim
+        others = [name for name in self._crew.names if name != victim]
+        seen = self._crew.ask_each("seen", only=others)
+        return len(times.departures({name: _later(saw, self._begun) for name, saw in seen.items()}, 0, victim)) == len(
+            others
+        )
+
+    def _wait_until_all_is_well(self, since: int) -> None:
+        self._lab.wait(f"after {self._fault.name}, all nodes reach each other", lambda: self._all_reach(since))
+
+    # --- afterwards ---
+    def _each(self, command: str, *arguments: Any) -> list[str]:
+        """Have all nodes do something that tells what is wrong. Returns that, with their names."""
+        return [f"{name}: {why}" for name, some in self._crew.ask_each(command, *arguments).items() for why in some]
+
+    def _audit(self) -> list[str]:
+        """Let every node read what may be there. Returns what is wrong.
+
+        A lease may end late: what was read while members went or came is forgotten, and read again.
+        """
+        calls = list(read_calls(self._lab.folder, self._number))
+        some = keys.mixed(self._number) + to_be_found(calls)
+        folder, certain = str(self._lab.folder), stored_for_good(calls, self._killed(), self._ended)
+        wrong: list[str] = []
+
+        def is_read() -> bool:
+            self._wait_until_all_is_well(time.monotonic_ns())
+            before = self._member_changes()
+            wrong[:] = self._each("audit", folder, self._number, some, certain)
+            return self._member_changes() == before
+
+        self._lab.wait("members stay while everything is read", is_read)
+        return wrong
+
+    def _member_changes(self) -> list[int]:
+        """How often each node has seen members go or come."""
+        return [len(saw["members"]) for saw in self._crew.ask_each("seen").values()]
+
+    def _killed(self) -> int:
+        return self._lab.numbers[self._scene.victim] if self._fault.kills else NO_HOME
+
+    def _facts(self, seen: dict[str, times.Seen], homes: dict[int, int]) -> Facts:
+        names = set(self._crew.names)
+        away = {
+            self._lab.numbers[name]
+            for saw in seen.values()
+            for _, known in saw["members"]
+            for name in names - set(known.split(","))
+        }
+        killed = self._killed()
+        away |= {killed} - {NO_HOME}
+        return Facts(homes, away, self._begun, self._ended, killed, self._dead)
+
+    def _look_at_worlds(self, calls: list[Call]) -> list[str]:
+        """What worlds store that nobody put, and what is left when all is removed."""
+        known = {call.key for call in calls if call.call == "put"} | self._lab.late
+        known |= {key for node in self._lab.numbers.values() for key in keys.canaries(self._number, node)}
+        unknown = self._crew.ask_each("unknown", sorted(known))
+        left = self._crew.ask_each("empty")
+        self._lab.late |= {call.key for call in calls if call.call == "put" and call.answer in (LOST, KILLED)}
+        wrong = [(name, why) for name, some in unknown.items() for why in some]
+        wrong += [(name, f"when all is removed, {why}") for name, some in left.items() for why in some]
+        return [f"the world of {name}: {why}" for name, why in wrong]
+
+    def _times(self, seen: dict[str, times.Seen], calls: list[Call], homes: dict[int, int]) -> Times:
+        fault, scene, names = self._fault, self._scene, self._crew.names
+
+        def is_cut(one: int, two: int) -> bool:
+            return fault.is_cut(scene, names[one], names[two])
+
+        worker = NO_HOME if fault.between_two or not fault.cuts else self._lab.numbers[scene.victim]
+        found = times.of_calls(calls, homes, self._begun, self._ended, is_cut, worker)
+        watching = {name: saw for name, saw in seen.items() if name != scene.victim or fault.between_two}
+        found.lost = times.losses(watching, self._begun, lambda one, two: fault.is_cut(scene, one, two))
+        found.left = times.departures(seen, self._begun, scene.victim) if fault.cuts else []
+        last = [look["changes"][-1][0] for saw in seen.values() for look in saw["looks"].values()]
+        last += [saw["registry"]["away_until"] for saw in seen.values()]
+        found.back = [max([0.0, *((at - self._ended) / times.NS for at in last)])]
+        found.away = [saw["registry"]["away"] for saw in seen.values()] if fault.needs_etcd else []
+        return found
+
+
+def _later(saw: dict[str, Any], begun: int) -> dict[str, Any]:
+    """Only the members that were seen since a moment."""
+    return saw | {"members": [change for change in saw["members"] if change[0] >= begun]}
+
+
+def _is_well(saw: dict[str, Any], names: list[str], since: int) -> bool:
+    members = saw["members"][-1][1] if saw["members"] else ""
+    looks = saw["looks"].values()
+    return (
+        members == ",".join(names)
+        and not saw["registry"]["is_away"]
+        and all(look["last"][0] > since and look["changes"] and look["changes"][-1][1] == "OK" for look in looks)
+    )
+
+
+# --- the run ----------------------------------------------------------------------------------
 PART = "nodes"
 NODES = ("a", "b", "c")
 TIMEOUT, TTL = 1.0, 2.0  #: seconds; etcd has no shorter leases
@@ -157,8 +423,8 @@ class _Run:
         self._calls.note += f", {self._undecided} keys UNDECIDED" if self._undecided else ""
         later = sum(fault.name not in self._kinds for fault in faults)
         place.note += f"; no time for {later} of {len(faults)} kinds of faults: give more --seconds" if later else ""
-        for row, times in self._kinds.values():
-            row.note, row.numbers = times.as_note(), times.as_numbers()
+        for row, taken in self._kinds.values():
+            row.note, row.numbers = taken.as_note(), taken.as_numbers()
         rows = [place, *(row for row, _ in self._kinds.values())]
         return rows + [row for row in (self._calls, self._worlds) if row.tried]
 

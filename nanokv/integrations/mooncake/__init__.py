@@ -9,7 +9,6 @@ from the real one, and what is refused, is in docs/mooncake.md.
     arguments           checks what calls are given
     objects             values under keys, in the segments of a world
     place               the world of a store, and who is in it
-    sessions            values that are written or read in several calls
     replicas            where replicas lie, and tasks that copy or move them
     tensor_bytes        a tensor as the bytes of a value
     parallelism         how a tensor is laid out over ranks, and the keys of its shards

@@ -2,7 +2,6 @@
 
 settings, identity     what is configured, and what becomes part of every key
 tier                   NanoKVTier, a `SecondaryTierManager`: rows of vLLM's primary tier
-jobs                   its copies, and its questions
 spec                   NanoKVOffloadingSpec, of `OffloadingConnector`
 manager                its scheduler's side: which blocks are there, and held for a load
 worker, chunks         its workers' side: copies between the engine's cache and NanoKV's pages

@@ -6,7 +6,6 @@ job        what a job is, and the messages between parent and workers
 worker     a worker process: does jobs in its role
 prefill    rank 0's part: computes blocks and puts them into the segment of rank 1
 decode     rank 1's part: waits for blocks, reads them, generates tokens
-reference  the part of a single process without NanoKV, to compare with
 model      a small Llama, its prefixes in a cache, and blocks of its KV
 prompts    the prompts, and how many blocks they fill
 """

@@ -15,11 +15,32 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from nanokv.tools.demo.job import DECODE_RANK, PREFILL_RANK, Job, send
+from nanokv.tools.demo.model import Model, digest, last_block
+from nanokv.tools.demo.prefill import Tell
+from nanokv.tools.demo.prompts import BLOCK_TOKENS, make_prompts, whole_blocks
 
 if TYPE_CHECKING:
     from nanokv.cache.cache import NanoKVCache
     from nanokv.tools.demo.model import Model
 
+
+# --- the reference: the same model in one process, without NanoKV -----------------------------
+def reference(job: Job, model: Model, tell: Tell) -> None:
+    """Report for each prompt the tokens of transformers' `generate`, and digests of the KV of each block."""
+    for number, prompt in enumerate(make_prompts(job.prompts, job.seed)):
+        tell("reference", prompt=number, tokens=model.generate(prompt, job.tokens), digests=_digests(model, prompt))
+
+
+def _digests(model: Model, prompt: list[int]) -> list[str]:
+    kv = model.new_cache()
+    digests: list[str] = []
+    for i in range(whole_blocks(prompt)):
+        model.forward(prompt[i * BLOCK_TOKENS : (i + 1) * BLOCK_TOKENS], kv)
+        digests.append(digest(last_block(kv)))
+    return digests
+
+
+# --- the worker -------------------------------------------------------------------------------
 GRACE_SECONDS = 10.0  #: after the parent is gone
 
 
@@ -75,8 +96,6 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def _work(role: str, job: Job, model: "Model", parent: Parent) -> None:
     if role == "reference":
-        from nanokv.tools.demo.reference import reference
-
         reference(job, model, parent.tell)
         return
     from nanokv.tools.demo.decode import decode

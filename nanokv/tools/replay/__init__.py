@@ -6,7 +6,6 @@ there when the request comes; afterwards all blocks of the request have been use
     trace       reads a trace
     policies    FIFO, CLOCK, LRU, SIEVE and S3-FIFO, simulated
     limits      LRU's hit rate at every capacity, and the best that any policy can do
-    producers   processes that replay a trace through one cache, against the clock
     run         one capacity: the real cache, and those that it is compared with
     chart       hit rate over capacity, drawn
 """

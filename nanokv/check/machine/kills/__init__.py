@@ -1,7 +1,6 @@
 """Rounds in which processes are killed, and what must be true afterwards.
 
 run     several worlds, and many rounds in each
-rounds  the rounds of one world
 world   the world that they use, and the checks of it
 roles   the roles that ranks play
 """

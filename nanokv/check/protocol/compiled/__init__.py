@@ -6,9 +6,7 @@ fence that is missing in the assembly, a barrier, or a mask fails where the sour
 
 calls    device functions as kernels, compiled
 lanes    what lanes see of simulated memory
-copies   which loads are those of copies, and may be late
 tasks    compiled code as what tasks call
-litmus   litmus shapes: the same outcomes compiled as in plain Python
 run      litmus shapes and all scenarios, in rows
 mutants  PTX, broken on purpose
 known    for each of these an execution that notices it, or the reason why none does
