@@ -73,7 +73,7 @@ LEGAL = [
 
 @pytest.mark.parametrize("old, new", LEGAL)
 def test_legal_steps_of_a_state_word(old: int, new: int) -> None:
-    assert small_world._is_legal(old, new)
+    assert small_world.is_legal(old, new)
 
 
 def test_all_other_steps_are_not() -> None:
@@ -84,9 +84,9 @@ def test_all_other_steps_are_not() -> None:
             was, now = unpack("STATE", "state", old), unpack("STATE", "state", new)
             epochs = unpack("STATE", "epoch", old), unpack("STATE", "epoch", new)
             if epochs[1] < epochs[0] or (now == DEAD.value and unpack("STATE", "pins", old)):
-                assert not small_world._is_legal(old, new), (hex(old), hex(new))
+                assert not small_world.is_legal(old, new), (hex(old), hex(new))
             if was == DEAD.value and now in (WRITING.value, READY.value):
-                assert not small_world._is_legal(old, new), (hex(old), hex(new))
+                assert not small_world.is_legal(old, new), (hex(old), hex(new))
 
 
 def test_a_leak_and_an_overlap_are_found() -> None:

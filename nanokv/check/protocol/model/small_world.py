@@ -75,7 +75,7 @@ class _Segment:
         """A STATE word is written."""
         if new == old:  # a read-modify-write that only reads
             return
-        if not _is_legal(old, new):
+        if not is_legal(old, new):
             raise CheckFailure(f"the STATE word of slot {slot} went from {_text(old)} to {_text(new)}")
         if unpack("STATE", "pins", new) < unpack("STATE", "pins", old):
             self._check_pins(slot, new, map(self._newest, self.lines))
@@ -120,7 +120,7 @@ def _text(state: int) -> str:
     return f"({_NAMES.get(phase, phase)}, {pins}, {epoch})"
 
 
-def _is_legal(old: int, new: int) -> bool:
+def is_legal(old: int, new: int) -> bool:
     was, state = unpack("STATE", "state", old), unpack("STATE", "state", new)
     age = unpack("STATE", "epoch", new) - unpack("STATE", "epoch", old)
     if age:
