@@ -4,10 +4,14 @@ Both large copies walk several pages at the same time, a line of each: the proce
 each page of 4 KiB, and streams side by side hide that. What differs is where the bytes go.
 
 - `copy_out` stores as usual: the destination is the reader's own tensor, which it reads next. AMD's processors read as
-  fast by memcpy, and faster what is in a cache, so they have memcpy.
+  fast by memcpy, and faster what is in a cache, so they have memcpy, but for destinations at which that is slow.
 - `copy_in` streams, past the caches: the destination is memory of a segment that nobody has touched for long. A usual
   store would first fetch the line that it overwrites, and put out of the cache what is of use there. A reader that
   comes at once finds the bytes in memory instead of the writer's cache, and loses less than the writer has gained.
+
+Which way they walk. A load waits for an earlier store whose address ends with the same twelve bits, as if it read what
+is stored there. So lines are taken from the end of a page where the source's place in its page is a little before the
+destination's: forwards, each load would meet the stores of the lines before it, and a copy take eight times as long.
 
 Orderings. Usual stores of x86 become visible in program order, so there a release is an ordinary store. Streaming
 stores (`movnt`) do not: they may pass each other, and ordinary stores before and after them. So `copy_in` stands
@@ -104,14 +108,26 @@ _move_pages, _stream_pages, _stream_line = (
 )
 
 
+@numba.njit(inline="always")
+def _way(dst: Any, src: Any, lines: Any) -> Any:
+    """Where a walk over so many lines begins, and its step: from the end where the source's place comes first."""
+    before = (dst - src) & (_PAGE - 1)
+    if 0 < before < _PAGE // 2:
+        return (lines - 1) * _LINE, -_LINE
+    return 0, _LINE
+
+
 @numba.njit(nogil=True)
 def copy_large(dst: Any, src: Any, nbytes: Any) -> None:
     """At least a line: the first bytes, up to a whole line of the destination, are copied without asking."""
     at = -dst & (_LINE - 1)
     memcpy(dst, src, at)
+    first, step = _way(dst, src, _PAGE // _LINE)
     while at + _BLOCK <= nbytes:
-        for line in range(at, at + _PAGE, _LINE):
+        line = at + first
+        for _ in range(_PAGE // _LINE):
             _move_pages(dst + line, src + line)
+            line += step
         at += _BLOCK
     memcpy(dst + at, src + at, nbytes - at)
 
@@ -122,13 +138,20 @@ def stream_large(dst: Any, src: Any, nbytes: Any) -> None:
     store_fence()
     at = -dst & (_LINE - 1)
     memcpy(dst, src, at)
+    first, step = _way(dst, src, _PAGE // _LINE)
     while at + _BLOCK <= nbytes:
-        for line in range(at, at + _PAGE, _LINE):
+        line = at + first
+        for _ in range(_PAGE // _LINE):
             _stream_pages(dst + line, src + line)
+            line += step
         at += _BLOCK
-    while at + _LINE <= nbytes:
-        _stream_line(dst + at, src + at)
-        at += _LINE
+    lines = (nbytes - at) // _LINE
+    first, step = _way(dst, src, lines)
+    line = at + first
+    for _ in range(lines):
+        _stream_line(dst + line, src + line)
+        line += step
+    at += lines * _LINE
     memcpy(dst + at, src + at, nbytes - at)
     store_fence()
 
@@ -136,7 +159,8 @@ def stream_large(dst: Any, src: Any, nbytes: Any) -> None:
 @numba.njit(inline="always")
 def copy_out(dst: Any, src: Any, nbytes: Any) -> None:
     """Copy bytes that may be in no cache to where they are read next."""
-    if is_x86_64() and not _ZEN and nbytes >= LARGE_BYTES:
+    slow = not _ZEN or 0 < (dst - src) & (_PAGE - 1) < _LINE  # there glibc's memcpy meets its own stores, on Zen too
+    if is_x86_64() and slow and nbytes >= LARGE_BYTES:
         copy_large(dst, src, nbytes)
     else:
         memcpy(dst, src, nbytes)

@@ -19,7 +19,7 @@ from nanokv.device.protocol.get import read
 from nanokv.device.protocol.put import put
 
 ROOM = 4 * LARGE_BYTES
-MARGIN = 256  #: bytes before and after the destination, which must stay
+MARGIN = PAGE = 4096  #: bytes before and after the destination, which must stay
 WORDS = (numba.int64, numba.int64, numba.int64)
 COPIES = {"in": copy_in, "out": copy_out}
 LARGE = {"in, large": stream_large, "out, large": copy_large}  # on some CPUs only one of them is used
@@ -40,8 +40,8 @@ def compiled(way: str) -> Any:
 def check(way: str, to: int, of: int, nbytes: int) -> None:
     """Copy between odd places: what arrives is what was there, and nothing around it has changed."""
     rng = np.random.default_rng([to, of, nbytes])
-    source = rng.integers(0, 256, ROOM + 2 * MARGIN, np.uint8)
-    target = rng.integers(0, 256, ROOM + 2 * MARGIN, np.uint8)
+    source, target = (rng.integers(0, 256, ROOM + 2 * MARGIN + PAGE, np.uint8) for _ in range(2))
+    source, target = (buffer[-buffer.ctypes.data % PAGE :] for buffer in (source, target))  # both begin with a page
     wanted = target.copy()
     wanted[MARGIN + to :][:nbytes] = source[of:][:nbytes]
     compiled(way)(target.ctypes.data + MARGIN + to, source.ctypes.data + of, nbytes)
@@ -58,6 +58,13 @@ def test_every_alignment_of_the_destination(way: str, to: int) -> None:
 @pytest.mark.parametrize("of", range(64))
 def test_every_alignment_of_the_source(way: str, of: int) -> None:
     check(way, to=0, of=of, nbytes=2 * LARGE_BYTES)
+
+
+@pytest.mark.parametrize("way", COPIES | LARGE)
+@pytest.mark.parametrize("before", [1, 16, 64, 65, 1024, 2047, 2048, 2049, 4032, 4095])
+def test_every_way_of_walking(way: str, before: int) -> None:
+    """What the source's place in its page is before the destination's decides where a walk begins."""
+    check(way, to=before, of=0, nbytes=LARGE_BYTES + 5 * 64 + 3)
 
 
 @pytest.mark.parametrize("way", COPIES)

@@ -305,8 +305,8 @@ def test_the_reasons_are_true() -> None:
             assert re.search(rf"^{command.split()[1]}:", makefile, re.M), command
 
 
-# --- what README claims in words --------------------------------------------------------------
-def test_sizes_are_as_readme_says() -> None:
+# --- what README and pages claim in words --------------------------------------------------------------
+def test_sizes_are_as_the_pages_say() -> None:
     geometry = Geometry.plan(1 << 30, 256 << 10, 1)
     assert geometry.class_pages == (
         1,
