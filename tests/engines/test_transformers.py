@@ -1124,5 +1124,5 @@ def test_the_window_that_keeps_shows_what_transformers_shows() -> None:
 
 
 def test_nanokv_does_not_import_transformers() -> None:
-    code = "import nanokv, sys, nanokv.cache.cache, nanokv.engines; print('transformers' in sys.modules)"
+    code = "import nanokv, sys, nanokv.cache.cache, nanokv.integrations; print('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
