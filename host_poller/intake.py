@@ -7,7 +7,7 @@ the interpreter's lock, where the machine has that (`device/machines/ring_rounds
 import numpy as np
 
 from nanokv.device.machines.base import Machine
-from nanokv.device.machines.records import Drained, Position
+from nanokv.device.machines.records import Hints, Position
 from nanokv.device.segment.host_records import NO_HOLE
 from nanokv.device.segment.layout import EVICTED, POSITIVE, REMOVED, STORED, WANTED, unpack
 from nanokv.host_poller.events import Event, EventKind, Listeners
@@ -81,7 +81,7 @@ class Intake:
             self.tell(change)
         return not done.idle
 
-    def _ingest(self, drained: Drained) -> None:
+    def _ingest(self, drained: Hints) -> None:
         hints = drained.hints
         self.drained += len(hints)
         kinds, slots, epochs = (unpack("RING", name, hints) for name in ("kind", "header", "epoch"))

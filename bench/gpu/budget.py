@@ -58,7 +58,7 @@ class Cost(NamedTuple):
     waits: float
 
 
-class Counted:
+class MeteredSegment:
     """A segment with an empty heap, on a machine that counts.
 
     Attributes:
@@ -117,7 +117,7 @@ def costs(capability: int = 90) -> Iterator[Cost]:
         capability: of the GPU that kernels are compiled for: 80, 90, 100.
     """
     with ptx.machine(capability=capability, memory=ptx.HostMemory(), count=True) as machine:
-        counted = Counted(machine)
+        counted = MeteredSegment(machine)
         single, many = counted.single, counted.many
         yield counted.cost("put, cold heap", single, counted.new_keys(1), single.put)
         counted.fill_lists()

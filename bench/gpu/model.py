@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nanokv.bench.gpu.budget import Counted
+from nanokv.bench.gpu.budget import MeteredSegment
 from nanokv.bench.gpu.settings import GpuSettings
 from nanokv.bench.suite.settings import show_size
 from nanokv.device import ptx
@@ -148,7 +148,7 @@ def _spans(bound: int, *, peer: bool) -> dict[str, Span]:
         return Prices(bound, remote[0] if remote else None)(i, address)
 
     with ptx.machine(memory=ptx.HostMemory(), count=True, price=price) as machine:
-        counted = Counted(machine)
+        counted = MeteredSegment(machine)
         if peer:
             first = counted.segment.raw.data_ptr()
             remote.append((first, first + counted.segment.raw.nbytes))

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from nanokv.bench.suite.figure import Case, Figure
-from nanokv.bench.suite.parallel import Counted, run_together
+from nanokv.bench.suite.parallel import ParallelRuns, run_together
 from nanokv.bench.suite.question import Question, Run
 from nanokv.cache.engine import plan_geometry
 from nanokv.config import Options
@@ -99,7 +99,7 @@ class Lost(RuntimeError):
     """A node or an extent was lost or doubled, or an allocation was refused though there was room."""
 
 
-class Shared(Protocol):
+class Allocator(Protocol):
     """What threads allocate from."""
 
     def turn(self, me: int, pairs: int) -> int:
@@ -125,11 +125,11 @@ class FreeList:
         return self._head.ctypes.data, self._links.ctypes.data
 
     def turn(self, me: int, pairs: int) -> int:
-        """See `Shared`."""
+        """See `Allocator`."""
         return int(self._turn(*self._addresses, NODES, pairs))
 
     def free(self) -> list[int]:
-        """See `Shared`."""
+        """See `Allocator`."""
         found: list[int] = []
         node = int(self._head[0]) & LOW32.value
         while node and len(found) <= NODES:
@@ -160,11 +160,11 @@ class Extents:
             raise Lost("a segment that is new has other extents than its pages")
 
     def turn(self, me: int, pairs: int) -> int:
-        """See `Shared`."""
+        """See `Allocator`."""
         return int(self._turn(self._table.ctypes.data, 0, me, pairs))
 
     def free(self) -> list[int]:
-        """See `Shared`. Empty if the protocol found a control word corrupt."""
+        """See `Allocator`. Empty if the protocol found a control word corrupt."""
         if int(self._control[: HEAP_CTL.size].view(HEAP_CTL.dtype)[0]["corrupt"]):
             return []
         marks = np.zeros(NODES, np.int64)
@@ -179,16 +179,16 @@ class ExtentsApart:
         self._own = [Extents() for _ in range(max(THREADS))]
 
     def turn(self, me: int, pairs: int) -> int:
-        """See `Shared`."""
+        """See `Allocator`."""
         return self._own[me].turn(me, pairs)
 
     def free(self) -> list[int]:
-        """See `Shared`. Of the first segment; empty if another one has lost something."""
+        """See `Allocator`. Of the first segment; empty if another one has lost something."""
         first, *others = (each.free() for each in self._own)
         return first if all(sorted(other) == sorted(first) for other in others) else []
 
 
-KINDS: dict[str, Callable[[], Shared]] = {
+KINDS: dict[str, Callable[[], Allocator]] = {
     "free list": FreeList,
     "extent": Extents,
     "extent, one list": partial(Extents, shards=1),
@@ -196,7 +196,7 @@ KINDS: dict[str, Callable[[], Shared]] = {
 }
 
 
-def time_pairs(shared: Shared, threads: int, pairs: int) -> tuple[float, float]:
+def time_pairs(shared: Allocator, threads: int, pairs: int) -> tuple[float, float]:
     """Millions of pairs a second over all threads, and the share of a processor that each had (`run_together`).
 
     Raises:
@@ -219,7 +219,7 @@ def measure(run: Run) -> Iterator[Figure]:
     made = {what: make() for what, make in KINDS.items()}  # compiled before anything is timed
     for shared in made.values():
         time_pairs(shared, 1, run.settings.pairs // 10 + 1)
-    found = {(what, threads): Counted(run.settings.repeats) for what in made for threads in THREADS}
+    found = {(what, threads): ParallelRuns(run.settings.repeats) for what in made for threads in THREADS}
     while not all(counted.over for counted in found.values()):
         run.say(f"alloc: run {1 + max(len(counted.runs) for counted in found.values())}")
         for (what, threads), counted in found.items():

@@ -29,7 +29,7 @@ OURS = "NanoKV"  #: how the systems are called whose change is judged; the other
 Verdict = Literal["faster", "slower", "changed", "no difference"]
 
 
-class Judged(NamedTuple):
+class Comparison(NamedTuple):
     """A value of a figure in both runs."""
 
     before: Figure
@@ -61,7 +61,7 @@ def judge(before: Figure, after: Figure, name: str) -> Verdict:
     return "faster" if (new < old) == (before.better == "lower") else "slower"
 
 
-def judge_all(before: Record, after: Record, tails: bool) -> Iterator[Judged]:
+def judge_all(before: Record, after: Record, tails: bool) -> Iterator[Comparison]:
     """All values that both runs have."""
     new = {key_of(figure): figure for figure in after.figures}
     for old in before.figures:
@@ -70,7 +70,7 @@ def judge_all(before: Record, after: Record, tails: bool) -> Iterator[Judged]:
             continue
         for name in (old.headline, *(TAILS if tails else ())):
             if name in old.names and name in other.names:
-                yield Judged(old, other, name, judge(old, other, name))
+                yield Comparison(old, other, name, judge(old, other, name))
 
 
 def warnings(before: Record, after: Record) -> Iterator[str]:
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str], prog: str) -> int:
     return SLOWER if any(one.verdict == "slower" and one.ours for one in found) else OK
 
 
-def _print(before: Record, after: Record, found: list[Judged], everything: bool) -> None:
+def _print(before: Record, after: Record, found: list[Comparison], everything: bool) -> None:
     console = Console(highlight=False)
     for which, record in (("A", before), ("B", after)):
         console.print(Text(f"{which}: {record.about['began']}, commit {record.about['commit'] or 'unknown'}"))
@@ -154,7 +154,7 @@ def _only(one: Record, other: Record) -> Iterator[str]:
                 yield f"{question}, {_text(figure)}"
 
 
-def _row(one: Judged) -> list[str]:
+def _row(one: Comparison) -> list[str]:
     old, new = one.before.median(one.name), one.after.median(one.name)
     unit = UNITS.get(one.before.unit, one.before.unit)
     what = f"{_text(one.before)}, {unit if one.name == 'value' else f'{one.name}, {unit}'}"

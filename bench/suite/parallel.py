@@ -51,7 +51,7 @@ def run_together(threads: int, work: Callable[[int], object]) -> Together:
 
 
 @dataclass
-class Counted:
+class ParallelRuns:
     """Values of runs, of which only those count in which every thread had a processor.
 
     On a busy machine threads take turns: what they share is then never contended, and looks fast.

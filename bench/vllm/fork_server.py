@@ -29,7 +29,7 @@ _starting = threading.Lock()
 _servers: list[socket.socket] = []  #: of this process, at most one
 
 
-class Forked:
+class ChildProcess:
     """A process that runs `child.main`; it has those methods of `subprocess.Popen` that an `Engine` needs.
 
     Args:

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from nanokv.bench.vllm.fork_server import Forked
+from nanokv.bench.vllm.fork_server import ChildProcess
 
 START_SECONDS = 300.0  #: imports and the model; other engines of the world may have to come first
 ANSWER_SECONDS = 300.0
@@ -60,7 +60,7 @@ class Engine:
         self._files = contextlib.ExitStack()
         log = tempfile.TemporaryFile("w+", prefix="nanokv-engine-")  # noqa: SIM115 - closed with `_files`
         self._log = self._files.enter_context(log)
-        self._process = Forked(os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {}), self._log)
+        self._process = ChildProcess(os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {}), self._log)
         self._started = self._closed = False
         self._send(given)
 

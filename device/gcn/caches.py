@@ -28,7 +28,7 @@ LINE = 128
 Bytes = npt.NDArray[np.uint8]
 
 
-class Stored:
+class CachedStore:
     """One store that is in a cache, and not in memory."""
 
     __slots__ = ("addresses", "complete", "span", "values", "width")
@@ -51,7 +51,7 @@ class Cache:
     """The cache of one workgroup: stores, oldest first, and lines that were loaded."""
 
     def __init__(self) -> None:
-        self.stores: list[Stored] = []
+        self.stores: list[CachedStore] = []
         self.lines: dict[int, Dwords] = {}
 
     def forget(self, first: int, end: int) -> None:
@@ -109,7 +109,7 @@ class CachedMemory(CoherentMemory):
         return lines[which.reshape(-1, 1), inside]
 
     def store(self, wave: Wave, addresses: Addresses, width: int, values: Dwords, system: bool) -> Operation:
-        cache, stored = self._cache(wave.workgroup), Stored(addresses, width, values)
+        cache, stored = self._cache(wave.workgroup), CachedStore(addresses, width, values)
         if not system:
             cache.stores.append(stored)
             return Operation(stored.completed, span=stored.span)
@@ -140,7 +140,7 @@ class CachedMemory(CoherentMemory):
         if system:
             self._cache(wave.workgroup).lines.clear()
 
-    def _write_back(self, cache: Cache, chosen: list[Stored]) -> None:
+    def _write_back(self, cache: Cache, chosen: list[CachedStore]) -> None:
         """Write stores to memory, and before each the older ones of the same bytes."""
         for stored in chosen:
             if stored in cache.stores:
@@ -162,7 +162,7 @@ class CachedMemory(CoherentMemory):
         self._caches.clear()
 
 
-def _overlay(found: Bytes, places: Addresses, unit: int, stored: Stored) -> None:
+def _overlay(found: Bytes, places: Addresses, unit: int, stored: CachedStore) -> None:
     """Put the bytes of a store over what was found."""
     size = min(stored.width, 4)
     starts = (stored.addresses[:, None] + np.arange(0, stored.width, size, dtype=np.uint64)).reshape(-1)

@@ -58,7 +58,7 @@ class Operation:
         return self.span[0] < older.span[1] and older.span[0] < self.span[1]
 
 
-class Outstanding:
+class OperationQueue:
     """The operations of one wave that a counter counts, oldest first."""
 
     def __init__(self, counter: str) -> None:

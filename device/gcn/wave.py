@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nanokv.device.gcn.coherence import CoherentMemory
-from nanokv.device.gcn.outstanding import Operation, Outstanding
+from nanokv.device.gcn.outstanding import Operation, OperationQueue
 from nanokv.device.gcn.registers import LANES, UNWRITTEN, RegisterFile
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Wave(RegisterFile):
         self.number = number  #: within the workgroup
         self.pc = program.kernel.entry
         self.at_barrier = self.ended = False
-        self.vm, self.lgkm = Outstanding("vmcnt"), Outstanding("lgkmcnt")
+        self.vm, self.lgkm = OperationQueue("vmcnt"), OperationQueue("lgkmcnt")
         self._dice, self._late = dice, late
         words = program.kernel.settings.get("private_segment_fixed_size", 0) // 4
         self.private = np.full((words, LANES), UNWRITTEN, np.uint32)  #: memory of each lane (`private`)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.machines.records import Begun, Bell, Descriptor, Drained, Found, Place, Terms, What, Words
+from nanokv.device.machines.records import Begun, Bell, Descriptor, Found, Hints, Place, Terms, What, Words
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.geometry import Geometry
@@ -414,11 +414,11 @@ class Machine(ABC):
             self._wake(owner)
 
     # --- the owner's host: the poller and the sweeper ---
-    def drain(self, owner: int, tail: int, room: int) -> Drained:
+    def drain(self, owner: int, tail: int, room: int) -> Hints:
         """Take at most `room` hints from the ring, from the ticket `tail` on, with the headers that they are about."""
         out = np.empty(room, np.int64)
         taken, head, hole = self.exchange("drain", owner, tail, out, room)
-        return Drained(out[:taken], head, hole, *self.snapshots(owner, out[:taken]))
+        return Hints(out[:taken], head, hole, *self.snapshots(owner, out[:taken]))
 
     def ring_rounds(
         self, owner: int, lives: Words, rows: Words, asked: Words, hole_patience: float

@@ -33,7 +33,7 @@ from nanokv.device.machines.entries import ENTRIES
 from nanokv.device.machines.gpu_threads import driver_function
 from nanokv.device.machines.lane import STAGING_BYTES, Lane, Launch, calling, check_compiler
 from nanokv.device.machines.native_code import gpu_code
-from nanokv.device.machines.records import Descriptor, Drained, Place, Request, Words
+from nanokv.device.machines.records import Descriptor, Hints, Place, Request, Words
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.host_records import SECOND, WATCH
@@ -116,7 +116,7 @@ class RingReader:
             self._watches[owner] = HeadWatch(self._heads[owner], copy, synchronize, self._stream.cuda_stream)
         return self._watches[owner].wait(seen, seconds, asked, pause)
 
-    def drain(self, owner: int, tail: int, room: int) -> Drained:
+    def drain(self, owner: int, tail: int, room: int) -> Hints:
         """Take at most `room` hints from the ticket `tail` on, with their headers: see `Machine.drain`."""
         head = int(self._lane.fetch(self._heads[owner])[0])
         if head == tail:
@@ -177,9 +177,9 @@ class HeadWatch:
         return bool(answer)
 
 
-def _drained(words: Words, asked: int, taken: int, head: int, hole: int) -> Drained:
+def _drained(words: Words, asked: int, taken: int, head: int, hole: int) -> Hints:
     good, records = words[asked : 2 * asked], words[2 * asked :]
-    return Drained(words[:taken], head, hole, records.view(OBJ_HEADER.dtype)[:taken], good[:taken] != 0)
+    return Hints(words[:taken], head, hole, records.view(OBJ_HEADER.dtype)[:taken], good[:taken] != 0)
 
 
 # --- the launch -------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ class LaunchMachine(Machine):
     def watch(self, owner: int, seen: int, seconds: float, asked: Words, pause: float) -> bool | None:
         return self._rings.watch(owner, seen, seconds, asked, pause) if self._watches else None
 
-    def drain(self, owner: int, tail: int, room: int) -> Drained:
+    def drain(self, owner: int, tail: int, room: int) -> Hints:
         return self._rings.drain(owner, tail, room)
 
     def batch(self, capacity: int, pages: Pages | None = None) -> Batch:

@@ -86,7 +86,7 @@ class Request(NamedTuple):
     terms: Terms = NO_TERMS  #: put
 
 
-class Drained(NamedTuple):
+class Hints(NamedTuple):
     """Hints that were taken from a ring."""
 
     hints: Words

@@ -27,7 +27,7 @@ from nanokv.device.ptx.operands import (
     Group,
     Immediate,
     Instruction,
-    Negated,
+    NegatedRegister,
     Operand,
     Pair,
     ParamVariable,
@@ -89,7 +89,7 @@ def registers_in(operand: Operand) -> list[int]:
     match operand:
         case Register():
             found = [operand.index]
-        case Negated():
+        case NegatedRegister():
             found = [operand.register.index]
         case Group():
             found = [each for item in operand.items for each in registers_in(item)]

@@ -22,7 +22,7 @@ _SEQ_CST = 5
 _SHIFTS = {1: np.uint64(0), 2: np.uint64(1), 4: np.uint64(2), 8: np.uint64(3)}
 
 
-class _Everything:
+class _AllMemory:
     """What NumPy takes for all memory from an address on, as words."""
 
     def __init__(self, size: int) -> None:
@@ -89,7 +89,7 @@ class HostMemory(Memory):
     """
 
     def __init__(self) -> None:
-        self._views = {size: np.asarray(_Everything(size)) for size in UNSIGNED}
+        self._views = {size: np.asarray(_AllMemory(size)) for size in UNSIGNED}
         self._library = _library()
         self._ranges: list[Range] = []
         self._last = Range(0, 0)

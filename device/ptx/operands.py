@@ -102,7 +102,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Negated:
+class NegatedRegister:
     """!p"""
 
     register: Register
@@ -120,7 +120,7 @@ Operand: TypeAlias = (
     | Address
     | Group
     | Pair
-    | Negated
+    | NegatedRegister
 )
 
 

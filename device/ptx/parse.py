@@ -19,7 +19,7 @@ from nanokv.device.ptx.operands import (
     Instruction,
     KernelParam,
     Label,
-    Negated,
+    NegatedRegister,
     Operand,
     Pair,
     ParamVariable,
@@ -27,7 +27,7 @@ from nanokv.device.ptx.operands import (
     Sink,
     Special,
 )
-from nanokv.device.ptx.program import Declared, Function, Program, declared, initial
+from nanokv.device.ptx.program import Declaration, Function, Program, declared, initial
 from nanokv.device.ptx.statements import Statement, statements
 
 # --- reads one instruction: its names are resolved by the scopes of PTX -----------------------
@@ -43,7 +43,7 @@ Entity = Register | ParamVariable | KernelParam | Immediate
 Scope = dict[str, Entity]
 
 
-class Pending(NamedTuple):
+class UnresolvedInstruction(NamedTuple):
     """An instruction whose labels are not known yet."""
 
     statement: Statement
@@ -67,7 +67,7 @@ def split(text: str) -> list[str]:
 class Reader:
     """Reads one instruction."""
 
-    def __init__(self, program: Program, pending: Pending, first: int) -> None:
+    def __init__(self, program: Program, pending: UnresolvedInstruction, first: int) -> None:
         self.program, self.pending, self.first = program, pending, first
 
     def instruction(self) -> Instruction:
@@ -117,7 +117,7 @@ class Reader:
         if text[0] == "!":
             register = self.operand(text[1:].strip())
             if isinstance(register, Register):
-                return Negated(register)
+                return NegatedRegister(register)
         return number(text) or self.name(text)
 
     def address(self, text: str) -> Address:
@@ -178,7 +178,7 @@ class _Parser:
         self.scopes: list[Scope] = [{}]
         self.labels: list[dict[str, int]] = [{}]
         self.function: Function | None = None
-        self.bodies: dict[str, list[Pending]] = {}
+        self.bodies: dict[str, list[UnresolvedInstruction]] = {}
         self.dynamic: list[str] = []  #: shared memory whose size a launch says
 
     # declarations
@@ -201,7 +201,7 @@ class _Parser:
             raise Malformed(f"line {statement.line}: `{text}` stands outside of a function")
         else:
             body = self.bodies[self.function.name]
-            pending = Pending(statement, self.function.name, tuple(self.scopes), tuple(self.labels))
+            pending = UnresolvedInstruction(statement, self.function.name, tuple(self.scopes), tuple(self.labels))
             body.append(pending)
             if CALL.match(text):
                 body.append(pending._replace(results=True))
@@ -283,7 +283,7 @@ class _Parser:
         ):
             raise Unsupported(f"`{text[:200]}`")
 
-    def declare(self, variable: Declared) -> None:
+    def declare(self, variable: Declaration) -> None:
         program, made = self.program, None
         if variable.space == "shared" and not variable.count:
             self.dynamic.append(variable.name)

@@ -78,7 +78,7 @@ _VARIABLE = re.compile(
 
 
 @dataclass(frozen=True)
-class Declared:
+class Declaration:
     """A variable, as it is declared."""
 
     space: str
@@ -94,7 +94,7 @@ class Declared:
         return self.element * self.count
 
 
-def declared(text: str) -> Declared | None:
+def declared(text: str) -> Declaration | None:
     """The variable that a statement declares, or None: it declares none in a form that is known."""
     match = _VARIABLE.match(text)
     if match is None:
@@ -106,10 +106,10 @@ def declared(text: str) -> Declared | None:
         values = tuple(int(each, 0) for each in numbers.split(",")) if numbers else ()
     except ValueError:
         return None
-    return Declared(match["space"], int(match["align"] or element), element, match["name"], count, values)
+    return Declaration(match["space"], int(match["align"] or element), element, match["name"], count, values)
 
 
-def initial(variable: Declared) -> Any:
+def initial(variable: Declaration) -> Any:
     """Memory for a variable of the module, with its first content; aligned to 64 bytes."""
     words = np.array([each % (1 << 8 * variable.element) for each in variable.values], UNSIGNED[variable.element])
     raw = np.zeros(variable.size + 64, np.uint8)

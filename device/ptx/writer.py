@@ -20,7 +20,7 @@ from nanokv.device.ptx.operands import (
     Group,
     Immediate,
     Instruction,
-    Negated,
+    NegatedRegister,
     Operand,
     Register,
     Sink,
@@ -156,7 +156,7 @@ class Writer:
         match operand:
             case Register():
                 return self._register(operand, kind)
-            case Negated():
+            case NegatedRegister():
                 return f"~{self._register(operand.register, kind)}"
             case Immediate():
                 return self._immediate(operand, kind)

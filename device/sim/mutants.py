@@ -22,7 +22,7 @@ _NUMBERS = count()
 WEAKER = {"acq_rel": ("acquire", "release"), "acquire": ("relaxed",), "release": ("relaxed",)}
 
 
-class Replaced:
+class Replacement:
     """Takes the place of a `@triton.jit` function, for `retarget`."""
 
     def __init__(self, fn: Any) -> None:
@@ -97,7 +97,7 @@ def _ordered_calls(tree: ast.Module) -> list[ast.Call]:
     return sorted(calls, key=lambda call: (call.lineno, call.col_offset))
 
 
-def _compiled(function: Any, source: str) -> Replaced:
+def _compiled(function: Any, source: str) -> Replacement:
     scope: dict[str, Any] = {}
     for module in (layout, status, memory):
         scope.update({name: value for name, value in vars(module).items() if not name.startswith("_")})
@@ -110,4 +110,4 @@ def _compiled(function: Any, source: str) -> Replaced:
         name,
     )  # where Triton's compiler finds it
     exec(compile(source, name, "exec"), scope)
-    return Replaced(scope[function.fn.__name__])
+    return Replacement(scope[function.fn.__name__])

@@ -17,7 +17,7 @@ from nanokv.errors import InvalidArgument
 from nanokv.transfer.descriptors import flat_bytes
 
 
-class Exported(ABC):
+class Exporter(ABC):
     """What DLPack takes: a tensor that shares the memory. Consumers may write, also where they must not."""
 
     @property
@@ -34,7 +34,7 @@ class Exported(ABC):
         return self.tensor.__dlpack_device__()
 
 
-class Layer(Exported):
+class Layer(Exporter):
     """A layer of a block."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -46,7 +46,7 @@ class Layer(Exported):
         return self._tensor
 
 
-class BlockView(Exported, Sequence[Layer]):
+class BlockView(Exporter, Sequence[Layer]):
     """A block as the sequence of its layers. `layers` is for subclasses."""
 
     @property

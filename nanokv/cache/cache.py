@@ -41,7 +41,7 @@ from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError
 from nanokv.heap.base import ElasticHeap, Heap
 from nanokv.host_poller.events import Listener
 from nanokv.keys.digests import Digests
-from nanokv.leaving.empty import Emptying, Fate
+from nanokv.leaving.empty import Evacuation, Fate
 from nanokv.leaving.leave import adopt_segment, leave_world
 from nanokv.saved.load import load
 from nanokv.saved.own_segment import OwnSegment
@@ -762,7 +762,7 @@ class NanoKVCache:
             engine.check_open()
             return adopt_segment(heap, engine.machine, emptying, rank, timeout)
 
-    def _emptying(self, rank: int, keys: Fate) -> tuple[ElasticHeap, Emptying]:
+    def _emptying(self, rank: int, keys: Fate) -> tuple[ElasticHeap, Evacuation]:
         """What takes the objects out of a segment."""
         engine = self.engine
         engine.check_open()
@@ -770,7 +770,7 @@ class NanoKVCache:
             raise InvalidArgument("leave needs a world made with elastic=True; `close` ends a rank of any other")
         if keys not in get_args(Fate):
             raise InvalidArgument(f"keys must be one of {get_args(Fate)}, not {keys!r}")
-        emptying = Emptying(engine.heap, engine.machine, engine.allocation, engine.single, rank, keys)
+        emptying = Evacuation(engine.heap, engine.machine, engine.allocation, engine.single, rank, keys)
         return cast(ElasticHeap, engine.heap), emptying
 
     # --- plans: the caller's kernel writes ---

@@ -41,7 +41,7 @@ class Gone:
         raise self._error()
 
 
-class Ended(Protocol):
+class OwnedCache(Protocol):
     """A cache, as this module sees it."""
 
     def disown(self, process: int) -> None:
@@ -49,7 +49,7 @@ class Ended(Protocol):
         ...
 
 
-def end_when_dropped(cache: Ended, ends: ExitStack, heap: Heap) -> "weakref.finalize[..., Ended]":
+def end_when_dropped(cache: OwnedCache, ends: ExitStack, heap: Heap) -> "weakref.finalize[..., OwnedCache]":
     """Close `ends` when the cache is dropped, and disown it in children of a fork. `detach` ends the first."""
     end = weakref.finalize(cache, _drop, ends, heap, os.getpid())
     end.atexit = False  # the heap leaves its world by itself at the end of the process
@@ -84,7 +84,7 @@ def _drop(ends: ExitStack, heap: Heap, process: int) -> None:
     warnings.warn(f"rank {heap.rank} of world {heap.name!r} was dropped without close", ResourceWarning, stacklevel=2)
 
 
-_made: "weakref.WeakKeyDictionary[Ended, int]" = weakref.WeakKeyDictionary()
+_made: "weakref.WeakKeyDictionary[OwnedCache, int]" = weakref.WeakKeyDictionary()
 
 
 def _after_fork() -> None:

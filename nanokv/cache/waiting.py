@@ -38,7 +38,7 @@ class Waiter:
         self._heap = heap
         self._look = look
         self._watch = watch
-        self._owed = _Owed(heap, allocation, look)
+        self._owed = _ProducerWatch(heap, allocation, look)
 
     def wait(self, keys: list[KeyDigest], timeout: float | None) -> None:
         """Return when each object was READY at some time since the call.
@@ -90,7 +90,7 @@ class Waiter:
                 time.sleep(min(_FRUITLESS, seconds))
 
 
-class _Owed:
+class _ProducerWatch:
     """Finds out that the producer of an object has ended before the object was READY."""
 
     def __init__(self, heap: Heap, allocation: Allocation, look: Callable[[KeyDigest], int]) -> None:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from nanokv.check.report import Row
 from nanokv.check.run import CLUSTER, COMPILED, MACHINE, PROTOCOL, Options, check_names, need_greenlet, need_triton
-from nanokv.check.supervised import Began, Doing, Event, run_supervised
+from nanokv.check.supervised import Began, Event, PartProgress, run_supervised
 from nanokv.errors import InvalidArgument
 
 # --- what `nanokv check` prints: its progress to stderr, its rows to stdout as a table or as JSON ---
@@ -49,7 +49,7 @@ def _show_bar(console: Console, events: Iterable[Event], names: list[str], secon
         for event in events:
             if isinstance(event, Row):
                 yield event
-            elif isinstance(event, Doing):
+            elif isinstance(event, PartProgress):
                 bar.update(task, description=event.doing)
             else:
                 bar.reset(task, description=_doing(event.part, names, seconds))

@@ -31,13 +31,13 @@ class Began(NamedTuple):
     part: str
 
 
-class Doing(NamedTuple):
+class PartProgress(NamedTuple):
     """How far the part that runs has come."""
 
     doing: str
 
 
-Event = Began | Doing | Row
+Event = Began | PartProgress | Row
 
 
 class CheckEnded(NanoKVError):
@@ -90,7 +90,7 @@ def _kill_group(child: subprocess.Popen[bytes]) -> None:
 
 def _event(line: str) -> Event:
     content: dict[str, Any] = json.loads(line)
-    for kind in (Began, Doing):
+    for kind in (Began, PartProgress):
         if content.keys() == set(kind._fields):
             return kind(**content)
     return Row(**content)

@@ -22,7 +22,7 @@ from nanokv.allocation.terms import Hold, terms_of
 from nanokv.arguments import FOREVER, integer, seconds
 from nanokv.cache.cache import NanoKVCache, listed_tensors
 from nanokv.cluster.changes import Listener
-from nanokv.cluster.fetched import Fetched, Got
+from nanokv.cluster.fetched import FetchedObjects, Got
 from nanokv.cluster.kinds import Kind
 from nanokv.cluster.member import Member
 from nanokv.cluster.messages.asker import Refused, Unanswered
@@ -598,7 +598,7 @@ class NanoKVCluster:
                     answers[i] = True if are_rows else dsts[i]
                 return found
 
-            def take(some: Words, fetched: Fetched) -> None:
+            def take(some: Words, fetched: FetchedObjects) -> None:
                 self._take(keys, which[some].tolist(), fetched, dsts, reinterpret, answers)
 
             return reading.get_each(node, words, patience, take, known=known)
@@ -611,7 +611,13 @@ class NanoKVCluster:
             raise self._error(int(statuses[i]), keys[i], None)
 
     def _take(
-        self, keys: Sequence[Key], which: list[int], fetched: Fetched, dsts: Any, reinterpret: bool, answers: list[Any]
+        self,
+        keys: Sequence[Key],
+        which: list[int],
+        fetched: FetchedObjects,
+        dsts: Any,
+        reinterpret: bool,
+        answers: list[Any],
     ) -> None:
         """Take objects that were read, of the keys `which`, as new tensors or into `dsts`."""
         if dsts is not None:
@@ -739,7 +745,7 @@ class NanoKVCluster:
             self.member.counts.remote_gets += len(missing)
 
             def read(node: Node, which: Words, known: bool) -> Words:
-                def take(some: Words, fetched: Fetched) -> None:
+                def take(some: Words, fetched: FetchedObjects) -> None:
                     for i, got in zip(which[some].tolist(), fetched.each(), strict=True):
                         here[i] = self._keep(digests[i], got)
 

@@ -48,7 +48,7 @@ class Got(NamedTuple):
             return torch.from_numpy(self.data).view(dtype).view(shape).to(device)  # its memory becomes the tensor's
 
 
-class Fetched:
+class FetchedObjects:
     """The objects of one pass, in one room, at least one.
 
     Args:

@@ -34,19 +34,19 @@ from nanokv.cluster.links.base import Link
 from nanokv.cluster.locations import Locations
 from nanokv.cluster.membership import open_membership
 from nanokv.cluster.messages.asker import Asker
-from nanokv.cluster.messages.counts import Dropped
+from nanokv.cluster.messages.counts import DropReason
 from nanokv.cluster.messages.feed import Publisher
 from nanokv.cluster.messages.ports import at_first_free
 from nanokv.cluster.messages.sealed import Reason
 from nanokv.cluster.messages.server import Server
 from nanokv.cluster.nodes import Nodes
-from nanokv.cluster.offering import Registered
+from nanokv.cluster.offering import RegisteredMemory
 from nanokv.cluster.options import ClusterOptions
 from nanokv.cluster.pulling import Puller
-from nanokv.cluster.putting import Putting
-from nanokv.cluster.reading import Reading
+from nanokv.cluster.putting import RemotePuts
+from nanokv.cluster.reading import RemoteGets
 from nanokv.cluster.rounds import rounds_over
-from nanokv.cluster.serving import Serving
+from nanokv.cluster.serving import Handlers
 from nanokv.cluster.staging import Staging
 from nanokv.cluster.uses import Uses
 from nanokv.device.fabric.records import LOOK_LINE
@@ -55,12 +55,12 @@ from nanokv.types import Key, KeyDigest
 
 
 # --- what a member counts of its part in the cluster, as `NanoKVCluster.stats` and `nanokv stats` show it ---
-class Counting(Protocol):
+class MessagePart(Protocol):
     """A server, an asker, or a follower of events."""
 
     @property
     def counts(self) -> Mapping[StrEnum, int]:
-        """What it refused or dropped, by `Reason` or `Dropped`."""
+        """What it refused or dropped, by `Reason` or `DropReason`."""
         ...
 
 
@@ -72,11 +72,11 @@ class Figures:
         staging: its reads; puller: the puts of others; putting: its own.
     """
 
-    def __init__(self, counts: Counts, staging: Staging, puller: Puller, putting: Putting, nodes: Nodes) -> None:
+    def __init__(self, counts: Counts, staging: Staging, puller: Puller, putting: RemotePuts, nodes: Nodes) -> None:
         self._counts, self._staging, self._puller, self._putting, self._nodes = counts, staging, puller, putting, nodes
-        self._counting: list[Counting] = []
+        self._counting: list[MessagePart] = []
 
-    def follow(self, *counting: Counting) -> None:
+    def follow(self, *counting: MessagePart) -> None:
         """Show what these count too."""
         self._counting += counting
 
@@ -91,7 +91,7 @@ class Figures:
         }
         found = {"messages_refused": 0, "messages_dropped": 0}
         found |= {f"messages_refused_{reason.name.lower()}": 0 for reason in Reason}
-        found |= {f"messages_dropped_{reason.name.lower()}": 0 for reason in Dropped}
+        found |= {f"messages_dropped_{reason.name.lower()}": 0 for reason in DropReason}
         for each in self._counting:
             for reason, count in each.counts.items():
                 total = "messages_refused" if isinstance(reason, Reason) else "messages_dropped"
@@ -177,7 +177,7 @@ class Member:
         self._memory.callback(self.offers.close)
         self.staging = Staging(self.link)
         self._memory.callback(self.staging.close)
-        self.registered = Registered(self.link)
+        self.registered = RegisteredMemory(self.link)
         self.nodes = Nodes(options.node, self.link, self._secret, self.incarnation, place.here())
         self._working.callback(self.nodes.close)
         self.asker = Asker(self.name, self.incarnation, self._secret)
@@ -186,8 +186,8 @@ class Member:
     def _make_transfers(self) -> None:
         link, timeout = self.link, self._options.timeout
         self.locations, self.counts = Locations(self._options.locations), Counts()
-        self.reading = Reading(link, rounds_over(link), self.staging, self.locations, self.counts, timeout)
-        self.putting = Putting(link, self.asker, self.reading, self.offers, self.registered, self.locations, timeout)
+        self.reading = RemoteGets(link, rounds_over(link), self.staging, self.locations, self.counts, timeout)
+        self.putting = RemotePuts(link, self.asker, self.reading, self.offers, self.registered, self.locations, timeout)
         self.ends.callback(self.putting.kept.close)
 
     def _serve_others(self) -> None:
@@ -195,7 +195,7 @@ class Member:
         self.puller = Puller(engine.machine, engine.allocation, self.link, self.staging, engine.heap.wake)
         self._working.callback(self.puller.close)
         self.figures = figures = Figures(self.counts, self.staging, self.puller, self.putting, self.nodes)
-        handlers = Serving(world, self.puller, lambda: {**world.stats(), **figures.as_dict()}).handlers()
+        handlers = Handlers(world, self.puller, lambda: {**world.stats(), **figures.as_dict()}).handlers()
         who = self.name, self.incarnation, self._secret
         bind, ports = self._options.bind, self._options.port_range()
         self.server = at_first_free(ports, lambda port: Server(*who, handlers, bind=bind, port=port))
@@ -257,7 +257,7 @@ class Member:
 
 
 def _notice(
-    nodes: Nodes, changes: Changes, events: Events, putting: Putting, puller: Puller, asker: Asker
+    nodes: Nodes, changes: Changes, events: Events, putting: RemotePuts, puller: Puller, asker: Asker
 ) -> Callable[[], None]:
     """What is done whenever the members may be others."""
 

@@ -30,7 +30,7 @@ def storable(tensors: Tensors) -> tuple[Tensors, Words]:
     return plain, np.array([what_of(tensor.dtype, tensor.shape).nbytes for tensor in plain], np.int64)
 
 
-class Registered:
+class RegisteredMemory:
     """Memory of the caller that other nodes may read: an engine's cache. Its objects are not copied before a put."""
 
     def __init__(self, link: Link) -> None:
@@ -53,7 +53,7 @@ class Registered:
 class Offers:
     """Fills in size, descriptor and source of PULLs."""
 
-    def __init__(self, registered: Registered, staging: Staging) -> None:
+    def __init__(self, registered: RegisteredMemory, staging: Staging) -> None:
         self._registered, self._staging = registered, staging
 
     @staticmethod

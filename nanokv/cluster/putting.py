@@ -22,10 +22,10 @@ from nanokv.cluster.links.base import Link
 from nanokv.cluster.locations import Locations
 from nanokv.cluster.messages.asker import Asker, Refused, Unanswered
 from nanokv.cluster.nodes import Node
-from nanokv.cluster.offering import Offers, Registered
+from nanokv.cluster.offering import Offers, RegisteredMemory
 from nanokv.cluster.patience import Patience
 from nanokv.cluster.pull_message import MOST_PULLS, NEEDS_CARD, BadMessage, Question, Records, answered
-from nanokv.cluster.reading import Reading
+from nanokv.cluster.reading import RemoteGets
 from nanokv.cluster.relative_terms import relative
 from nanokv.cluster.staging import Staging
 from nanokv.device.fabric.records import LOOK_LINE, PULL
@@ -44,7 +44,7 @@ class _CardForgotten(Exception):
     """A member does not have the card of the link (any more)."""
 
 
-class Putting:
+class RemotePuts:
     """The puts of one process to other nodes.
 
     Attributes:
@@ -55,9 +55,9 @@ class Putting:
         self,
         link: Link,
         asker: Asker,
-        reading: Reading,
+        reading: RemoteGets,
         staging: Staging,
-        registered: Registered,
+        registered: RegisteredMemory,
         locations: Locations,
         timeout: float,
     ) -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from nanokv.cluster.card import WorldId
 from nanokv.cluster.counts import Counts
-from nanokv.cluster.fetched import Fetched, Got
+from nanokv.cluster.fetched import FetchedObjects, Got
 from nanokv.cluster.links.base import Link, LinkLost, State
 from nanokv.cluster.locations import Locations
 from nanokv.cluster.nodes import Node
@@ -54,7 +54,7 @@ class _Gone(LinkLost):
     """Another segment lies where the card says."""
 
 
-class Reading:
+class RemoteGets:
     """The gets of one process from other nodes.
 
     All methods raise PeerLost if the node cannot be reached, or does not answer within `timeout` seconds per round, or
@@ -154,7 +154,7 @@ class Reading:
         node: Node,
         keys: Words,
         patience: Patience,
-        take: Callable[[Words, Fetched], None],
+        take: Callable[[Words, FetchedObjects], None],
         *,
         known: bool = False,
     ) -> Words:
@@ -169,7 +169,7 @@ class Reading:
             if len(good):
                 fetches = workspace.fetches[: len(which)]
                 sizes, starts = fetches["header"][good, _HEADER_BYTES], fetches["dst"][good]
-                take(which[good], Fetched(workspace.room, sizes, starts, fetches["what"][good]))
+                take(which[good], FetchedObjects(workspace.room, sizes, starts, fetches["what"][good]))
             return statuses
 
         return self._each(node, keys, patience, some, whole=False, once=known)

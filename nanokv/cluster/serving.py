@@ -30,7 +30,7 @@ QUICK = b"quick"  #: the body of a FSCK that leaves the checksums out
 _DIGEST_WORDS, _USE_WORDS = 2, 3
 
 
-class Serving:
+class Handlers:
     """The handlers of one member, for its world.
 
     Args:

@@ -33,13 +33,13 @@ class Room:
 
     def view(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """The first bytes: an array that keeps this room."""
-        return np.asarray(_Exported(self, nbytes))
+        return np.asarray(_ArrayInterface(self, nbytes))
 
     def __del__(self) -> None:
         self._back.append(self._chunk)  # no more: the garbage collector may call it in any thread, under any lock
 
 
-class _Exported:
+class _ArrayInterface:
     """What numpy asks for memory."""
 
     __slots__ = ("__array_interface__", "_room")

@@ -23,7 +23,7 @@ Use = tuple[int, int, int]  #: rank, slot, epoch
 _WORDS = 3  #: of a use
 
 
-class _Noted:
+class _NodeUses:
     """The uses of one node that wait to be told."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Uses:
     def __init__(self, nodes: Nodes, asker: Asker) -> None:
         self._nodes, self._asker = nodes, asker
         self._lock = threading.Lock()
-        self._noted: dict[str, _Noted] = {}
+        self._noted: dict[str, _NodeUses] = {}
         self._some = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="nanokv-cluster-uses", daemon=True)
@@ -67,10 +67,10 @@ class Uses:
             noted.room -= len(noted.parts[-1])
         self._some.set()
 
-    def _of(self, node: str) -> _Noted:
+    def _of(self, node: str) -> _NodeUses:
         noted = self._noted.get(node)
         if noted is None:
-            noted = self._noted[node] = _Noted()
+            noted = self._noted[node] = _NodeUses()
         return noted
 
     def _run(self) -> None:

@@ -13,7 +13,7 @@ from nanokv.device.segment.last_access import is_leased, time_of
 from nanokv.device.segment.layout import DEAD, FLAG_LABEL, key_checks, unpack
 from nanokv.device.segment.views import SegmentView
 from nanokv.dtypes import dtype_name
-from nanokv.fsck.inspect_world import Inspected
+from nanokv.fsck.inspect_world import InspectedWorld
 from nanokv.host_poller.index import key_of
 from nanokv.keys.hashing import Hasher, shown_tag, tag_of
 from nanokv.keys.identity import Identity
@@ -60,7 +60,9 @@ class FoundObject:
         yield "held", f"priority {self.priority}{lease}{life}"
 
 
-def find_key(world: Inspected, key: str, namespace: str = "", identity: Identity | None = None) -> list[FoundObject]:
+def find_key(
+    world: InspectedWorld, key: str, namespace: str = "", identity: Identity | None = None
+) -> list[FoundObject]:
     """All header slots that have this key and are not free, by rank. While a key is replaced there may be two.
 
     Raises:

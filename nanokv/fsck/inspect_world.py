@@ -12,7 +12,7 @@ from nanokv.heap.shm_tools import inspect
 from nanokv.statistics import HeapSnapshot
 
 
-class Inspected:
+class InspectedWorld:
     """The segments of a world, mapped read-only; nothing here changes it.
 
     Raises:

@@ -59,7 +59,7 @@ def is_fine_grained(address: int, nbytes: int) -> bool:
     return mode.value == _FINE_GRAIN
 
 
-class FineGrained:
+class FineGrainedMemory:
     """Fine-grained memory of the current AMD GPU, freed with this object.
 
     Attributes:

@@ -17,7 +17,7 @@ import torch
 from nanokv.errors import HeapUnavailable, InvalidArgument
 from nanokv.heap.gpu_peer_access import check_links
 from nanokv.heap.memory_source import Blocks, MemorySource
-from nanokv.heap.process_group import Group, Meeting
+from nanokv.heap.process_group import Group, MeetingPoint
 from nanokv.heap.symmetric import SymmetricHeap
 from nanokv.heap.world_spec import WorldSpec
 
@@ -37,7 +37,7 @@ class Iris(MemorySource):
         self._context: Any = None
         self._blocks: Blocks | None = None
 
-    def begin(self, meeting: Meeting) -> None:
+    def begin(self, meeting: MeetingPoint) -> None:
         self._meeting = meeting
         self._group = Group(self._given, meeting)
 

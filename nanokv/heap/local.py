@@ -19,7 +19,7 @@ from nanokv.device.segment.layout import ABSENT, ACTIVITY, ACTIVITY_BASE, CLOSED
 from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
 from nanokv.heap.base import Liveness
 from nanokv.heap.futex import DEVICE_POLL, Doorbell, WorldBell
-from nanokv.heap.gpu_driver import FineGrained, is_amd
+from nanokv.heap.gpu_driver import FineGrainedMemory, is_amd
 from nanokv.heap.gpu_peer_access import check_pairs, enable_access
 from nanokv.heap.mapped_tensor import tensor_at
 from nanokv.heap.mapping import anonymous, area_of, give_back
@@ -323,7 +323,7 @@ def why_not() -> str | None:
 def _fine_grained(nbytes: int, device: torch.device) -> torch.Tensor:
     """Zeroed memory of an AMD GPU in which atomics of other GPUs work: not that of torch's allocator."""
     with on_device(device):
-        memory = FineGrained(nbytes)
+        memory = FineGrainedMemory(nbytes)
         made = tensor_at(memory.address, nbytes, device, memory)
         made.zero_()
         finish_work(device)

@@ -36,12 +36,12 @@ class _Tensor(ctypes.Structure):
     ]
 
 
-class _Managed(ctypes.Structure):
+class _ManagedTensor(ctypes.Structure):
     pass
 
 
-_Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(_Managed))
-_Managed._fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)]
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(_ManagedTensor))
+_ManagedTensor._fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)]
 
 _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
@@ -68,7 +68,7 @@ def tensor_at(address: int, nbytes: int, device: torch.device, owner: object) ->
     shape, strides = (ctypes.c_int64 * 1)(nbytes), (ctypes.c_int64 * 1)(1)
     kind = _CPU if device.type == "cpu" else _CUDA if torch.version.hip is None else _ROCM
     tensor = _Tensor(address, _Device(kind, device.index or 0), 1, _DataType(_UNSIGNED, 8, 1), shape, strides, 0)
-    managed = _Managed(tensor, number, _deleter)
+    managed = _ManagedTensor(tensor, number, _deleter)
     _held[number] = (managed, shape, strides, owner)
     made: torch.Tensor = torch.utils.dlpack.from_dlpack(_new_capsule(ctypes.addressof(managed), _NAME, None))
     return made

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nanokv.heap.process_group import Meeting
+from nanokv.heap.process_group import MeetingPoint
 
 
 class Blocks(NamedTuple):
@@ -34,7 +34,7 @@ class MemorySource(ABC):
         self._library = library
 
     @abstractmethod
-    def begin(self, meeting: Meeting) -> None:
+    def begin(self, meeting: MeetingPoint) -> None:
         """Bring the ranks together."""
 
     @abstractmethod

@@ -27,7 +27,7 @@ def environment_variable(name: str, value: str | None) -> Iterator[None]:
             os.environ[name] = before
 
 
-class Meeting(NamedTuple):
+class MeetingPoint(NamedTuple):
     """Where the ranks of a world meet inside a library, and which one this is."""
 
     rank: int
@@ -36,7 +36,7 @@ class Meeting(NamedTuple):
     timeout: float  #: seconds left for attaching
 
 
-def check_numbering(group: "dist.ProcessGroup", meeting: Meeting) -> None:
+def check_numbering(group: "dist.ProcessGroup", meeting: MeetingPoint) -> None:
     """Raise InvalidArgument unless a process group numbers the ranks as the world does."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     if (rank, world_size) != (meeting.rank, meeting.world_size):
@@ -59,7 +59,7 @@ class Group:
         HeapUnavailable: torch cannot make one.
     """
 
-    def __init__(self, given: "dist.ProcessGroup | None", meeting: Meeting) -> None:
+    def __init__(self, given: "dist.ProcessGroup | None", meeting: MeetingPoint) -> None:
         self._is_own = False
         if not dist.is_available():
             raise HeapUnavailable("this torch is built without torch.distributed")
@@ -72,7 +72,7 @@ class Group:
             self.close()
             raise
 
-    def _make(self, meeting: Meeting) -> None:
+    def _make(self, meeting: MeetingPoint) -> None:
         folder, timeout = meeting.folder, timedelta(seconds=max(meeting.timeout, 1.0))
         interface = None if "GLOO_SOCKET_IFNAME" in os.environ else "lo"
         try:

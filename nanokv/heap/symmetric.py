@@ -27,7 +27,7 @@ from nanokv.errors import HeapUnavailable, PeerLost
 from nanokv.heap.futex import DEVICE_POLL, Doorbell
 from nanokv.heap.mapped_tensor import tensor_at
 from nanokv.heap.memory_source import Blocks, MemorySource
-from nanokv.heap.process_group import Meeting
+from nanokv.heap.process_group import MeetingPoint
 from nanokv.heap.process_heap import ProcessHeap
 from nanokv.heap.segment_in_tensor import control_of, finish_work, initialise, mark_closed, on_device
 from nanokv.heap.world_entry import enter, leave
@@ -128,7 +128,7 @@ class SymmetricHeap(ProcessHeap):
 
         all_here()  # from here on every rank learns that another one failed by its leaving
         folder = directory() / f"nanokv-{self.kind}.{self._world_id:016x}.d"
-        self._source.begin(Meeting(self.rank, self.world_size, folder, deadline - time.monotonic()))
+        self._source.begin(MeetingPoint(self.rank, self.world_size, folder, deadline - time.monotonic()))
         self._source.allocate(self.geometry.segment_bytes + PAYLOAD_ALIGN)
         all_here()  # a rank that could not allocate has left: PeerLost here, instead of a hang inside the library
         self._place_segments(self._source.exchange())

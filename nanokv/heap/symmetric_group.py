@@ -15,7 +15,7 @@ from typing import Any
 import torch._C._distributed_c10d as dist
 
 from nanokv.errors import HeapUnavailable
-from nanokv.heap.process_group import Meeting
+from nanokv.heap.process_group import MeetingPoint
 
 _names: Any = dist  # its stubs want a type for names that not every version has
 _EXCHANGE = re.compile(r"(.*CUDASymmetricMemory)/(\d+)/(\d+)")
@@ -63,7 +63,7 @@ class SymmetricGroup:
         HeapUnavailable: torch cannot make it.
     """
 
-    def __init__(self, meeting: Meeting) -> None:
+    def __init__(self, meeting: MeetingPoint) -> None:
         self._meeting = meeting
         self.name = f"{meeting.folder.name}/{meeting.rank}"
         try:

@@ -19,7 +19,7 @@ import torch
 from nanokv.errors import HeapUnavailable, InvalidArgument
 from nanokv.heap.gpu_peer_access import check_links
 from nanokv.heap.memory_source import Blocks, MemorySource
-from nanokv.heap.process_group import Meeting, check_numbering, environment_variable
+from nanokv.heap.process_group import MeetingPoint, check_numbering, environment_variable
 from nanokv.heap.segment_in_tensor import on_device
 from nanokv.heap.symmetric import SymmetricHeap
 from nanokv.heap.world_spec import WorldSpec
@@ -46,7 +46,7 @@ class TorchSymm(MemorySource):
         self._group: SymmetricGroup | None = None
         self._tensor: torch.Tensor | None = None
 
-    def begin(self, meeting: Meeting) -> None:
+    def begin(self, meeting: MeetingPoint) -> None:
         self._meeting = meeting
         if self._given is not None:
             check_numbering(self._given, meeting)

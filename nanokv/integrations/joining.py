@@ -101,7 +101,7 @@ def split(given: Mapping[str, Any], own: Sequence[str]) -> tuple[dict[str, Any],
     return mine, Settings(**{name: value for name, value in given.items() if name not in own})
 
 
-class Joined:
+class JoinedStore:
     """A store that this process has joined: `cache` is the world, or the cluster over it."""
 
     def __init__(self, world: NanoKVCache, cache: Store) -> None:
@@ -125,7 +125,7 @@ class Joined:
         self.close()
 
 
-def join(settings: Settings, identity: Identity | None = None, **options: Any) -> Joined:
+def join(settings: Settings, identity: Identity | None = None, **options: Any) -> JoinedStore:
     """Join the store that the settings name, and make it if this is the first process.
 
     Args:
@@ -139,9 +139,9 @@ def join(settings: Settings, identity: Identity | None = None, **options: Any) -
     """
     world = _join_world(settings, identity, options)
     if not settings.cluster:
-        return Joined(world, world)
+        return JoinedStore(world, world)
     try:
-        return Joined(world, _join_cluster(world, settings))
+        return JoinedStore(world, _join_cluster(world, settings))
     except BaseException:
         world.close()
         raise

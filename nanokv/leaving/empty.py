@@ -127,7 +127,7 @@ Fate = Literal["move", "drop"]
 _NO_HOME = (Status.CORRUPT, Status.FULL, Status.NO_HEADER, Status.NO_ENTRY, Status.TOO_LARGE)  #: it is dropped
 
 
-class Emptying:
+class Evacuation:
     """The objects of the segment `owner`, which are to be moved or dropped.
 
     Attributes:

@@ -22,7 +22,7 @@ from nanokv.heap.base import ElasticHeap, Heap
 from nanokv.host_poller.index import HeaderIndex
 from nanokv.host_poller.poller import Poller
 from nanokv.host_poller.sweeper import Sweeper
-from nanokv.leaving.empty import Emptying
+from nanokv.leaving.empty import Evacuation
 from nanokv.space.coalesce import join_free_extents
 from nanokv.types import Left
 
@@ -33,7 +33,7 @@ def leave_world(
     heap: ElasticHeap,
     machine: Machine,
     poller: Poller,
-    emptying: Emptying,
+    emptying: Evacuation,
     go_around: Callable[[bool], None],
     timeout: float,
 ) -> Left:
@@ -59,7 +59,7 @@ def leave_world(
     return emptying.done
 
 
-def adopt_segment(heap: ElasticHeap, machine: Machine, emptying: Emptying, rank: int, timeout: float) -> Left:
+def adopt_segment(heap: ElasticHeap, machine: Machine, emptying: Evacuation, rank: int, timeout: float) -> Left:
     """Do for a rank that has ended what it would have done in `leave_world`.
 
     The sweeper of its segment runs here, in this thread: it gives up what the dead left, and takes back their pins.
@@ -77,7 +77,7 @@ def adopt_segment(heap: ElasticHeap, machine: Machine, emptying: Emptying, rank:
     return emptying.done
 
 
-class Tended(Protocol):
+class Caretaker(Protocol):
     """What looks after a segment: the poller of its rank, or `_Orphan`."""
 
     sweeper: Sweeper
@@ -119,8 +119,8 @@ def _wait_until_absent(
     heap: ElasticHeap,
     rank: int,
     machine: Machine,
-    tended: Tended,
-    emptying: Emptying,
+    tended: Caretaker,
+    emptying: Evacuation,
     deadline: float,
     timeout: float,
 ) -> None:
@@ -141,7 +141,7 @@ def _wait_until_absent(
         rest = min(2 * rest, _LONGEST_REST)
 
 
-def _make_absent(heap: ElasticHeap, rank: int, machine: Machine, tended: Tended, emptying: Emptying) -> bool:
+def _make_absent(heap: ElasticHeap, rank: int, machine: Machine, tended: Caretaker, emptying: Evacuation) -> bool:
     """Take all pages, if all are free, and let the segment be ABSENT. False if something is in use.
 
     Nothing sweeps, so no audit looks for the pages; one that is under way ends first (`pending`).

@@ -21,7 +21,7 @@ from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import PRIORITY, TERMS_PRIORITY_SHIFT
 from nanokv.errors import SegmentCorrupt
 from nanokv.keys.hashing import tag_of
-from nanokv.saved.reading import Damaged, SavedFile
+from nanokv.saved.reading import DamagedObject, SavedFile
 from nanokv.saved.room import Room
 from nanokv.saved.save import Progress, no_progress
 from nanokv.types import KeyDigest, Loaded
@@ -135,7 +135,7 @@ class _Loader:
         try:
             fill = partial(self._fill, row)
             return self._single.put_filled(key, nbytes, owner, descriptor, fill, self._terms_of(row))
-        except Damaged:
+        except DamagedObject:
             return Status.CORRUPT
 
     def _fill(self, row: Any, payload: torch.Tensor) -> None:

@@ -21,7 +21,7 @@ from nanokv.saved.save import Rows, check_of
 from nanokv.saved.times import Moment
 
 
-class Damaged(Exception):
+class DamagedObject(Exception):
     """The payload of one object is not the one that was saved."""
 
 
@@ -111,12 +111,12 @@ class SavedFile:
         for start in range(0, nbytes, CHUNK_BYTES):
             part = self._buffer[: min(CHUNK_BYTES, nbytes - start)]
             if self._file.readinto(part.data) != len(part):  # type: ignore[attr-defined]
-                raise Damaged
+                raise DamagedObject
             hashed.update(part.data)
             yield start, part
         hashed.update(self._file.read(-nbytes % ALIGN))
         if hashed.intdigest() != row["checksum"]:
-            raise Damaged
+            raise DamagedObject
 
 
 @contextmanager

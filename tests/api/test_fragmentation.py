@@ -13,7 +13,7 @@ import torch
 
 from nanokv import NanoKVCache
 from nanokv.errors import OutOfMemory, WriteLost
-from nanokv.fsck.inspect_world import Inspected
+from nanokv.fsck.inspect_world import InspectedWorld
 from nanokv.statistics import HeapSnapshot
 from tests.support import fsck_fixture
 from tests.support.until import until
@@ -213,7 +213,7 @@ def test_the_command_line_sees_the_same(shm_name: str, new_world: MakeWorld) -> 
         world = new_world(heap="shm", alloc=alloc, name=f"{shm_name}-{alloc}", heap_bytes=PAGES * PAGE, page_bytes=PAGE)
         put_sizes(world)
         world[0].remove("7")
-        outside, mine = Inspected(f"{shm_name}-{alloc}").stats()["ranks"][1], world[1].stats()
+        outside, mine = InspectedWorld(f"{shm_name}-{alloc}").stats()["ranks"][1], world[1].stats()
         names = ("free_pages", "largest_free_extent", "internal_fragmentation", "external_fragmentation")
         assert [outside[name] for name in names] == [dict(mine)[name] for name in names]
 

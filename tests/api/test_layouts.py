@@ -20,7 +20,7 @@ from nanokv.device.segment.layout import LAYOUT as ROW
 from nanokv.device.segment.layout import RANK_LAYOUTS
 from nanokv.errors import InvalidArgument, OutOfMemory, ReuseViolation
 from nanokv.fsck import _view, check_cache, check_segments
-from nanokv.fsck.inspect_world import Inspected
+from nanokv.fsck.inspect_world import InspectedWorld
 from nanokv.keys.identity import digest_of
 from tests.api.test_identity import LAYOUT, Whose, join, world_of
 from tests.api.test_identity import MINE as OPAQUE
@@ -161,7 +161,7 @@ def test_a_row_of_a_host_that_died_is_completed(folder: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", DYING, "6"], env=environment, timeout=300, check=False)
     assert done.returncode == -signal.SIGKILL
-    report = Inspected("dead").check()
+    report = InspectedWorld("dead").check()
     assert not report.breaches and [each.what for each in report.leftovers if "layouts" in each.what]
     world = join("dead", ("", MINE), on_stale="recover")
     assert world[0].layouts() == []

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from nanokv.check import run
 from nanokv.check.command import print_table
 from nanokv.check.report import CheckFailure, Row
-from nanokv.check.supervised import Began, Doing, Event
+from nanokv.check.supervised import Began, Event, PartProgress
 from nanokv.tools.cli import app
 
 RUN = CliRunner()
@@ -169,7 +169,7 @@ def test_a_soak_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(names: list[str], options: run.Options) -> Iterator[Event]:
         asked.append(names)
         yield Began(names[0])
-        yield Doing("30 of 600 s")
+        yield PartProgress("30 of 600 s")
         yield Row(names[0], "something", tried=3)
 
     monkeypatch.setattr("nanokv.check.command.run_supervised", nothing)

@@ -15,7 +15,7 @@ from nanokv.cluster.locations import Locations
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.nodes import Node
 from nanokv.cluster.patience import Patience
-from nanokv.cluster.reading import Reading
+from nanokv.cluster.reading import RemoteGets
 from nanokv.device.fabric.locations import GONE_NODE, LOCATION
 from nanokv.errors import KeyNotFound, PeerLost, WaitTimeout
 from nanokv.types import KeyDigest
@@ -83,14 +83,14 @@ def test_a_node_that_cannot_be_read_at_first_is_read_later(
     make_cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Objects that it had before it was known, and whose home is another node, are told by nothing but its headers."""
-    copied, failures = Reading._copy, iter(range(3))
+    copied, failures = RemoteGets._copy, iter(range(3))
 
-    def copy(reading: Reading, node: Node, *what: Any) -> Any:
+    def copy(reading: RemoteGets, node: Node, *what: Any) -> Any:
         if node.name == "n1" and next(failures, None) is not None:
             raise PeerLost("just now")
         return copied(reading, node, *what)
 
-    monkeypatch.setattr(Reading, "_copy", copy)
+    monkeypatch.setattr(RemoteGets, "_copy", copy)
     (zero,) = make_cluster(1)
     with NanoKVCache(HEAP_BYTES, page_bytes=PAGE) as world:
         world.put_many([f"k{i}" for i in range(8)], torch.ones(8, 5))

@@ -14,7 +14,7 @@ from nanokv.check.machine.rank_process import wait_until
 from nanokv.cluster.membership import ClusterUnavailable, open_membership
 from nanokv.cluster.membership.addresses import EtcdAddress, parse
 from nanokv.cluster.membership.etcd_gateway import Gateway
-from nanokv.cluster.membership.etcd_keys import Keys, Stored, put, text64
+from nanokv.cluster.membership.etcd_keys import Keys, KeyValue, put, text64
 from nanokv.cluster.membership.etcd_watch import Watch
 from nanokv.cluster.membership.pulse import Pulse
 from nanokv.cluster.membership.view import View
@@ -97,7 +97,7 @@ def test_nothing_is_lost_between_reading_and_watching(shared_etcd: Etcd) -> None
             elif turn % 30 == 20 and (stream := watched[-1].watch._stream) is not None:
                 stream.interrupt()
         kvs = writer.call("/v3/kv/range", Keys(name).all_members())["kvs"]
-        truth = {Keys(name).member_of(kv.key): kv.value for kv in map(Stored.of, kvs)}
+        truth = {Keys(name).member_of(kv.key): kv.value for kv in map(KeyValue.of, kvs)}
         assert len(truth) > 2
         for each in watched:
             each.until(truth)

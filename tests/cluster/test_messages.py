@@ -19,7 +19,7 @@ import pytest
 
 from nanokv.check.machine.rank_process import wait_until
 from nanokv.cluster.messages.asker import Asker, Connection, Refused, Unanswered
-from nanokv.cluster.messages.counts import Dropped
+from nanokv.cluster.messages.counts import DropReason
 from nanokv.cluster.messages.frames import Frames, framed
 from nanokv.cluster.messages.replies import Handler
 from nanokv.cluster.messages.sealed import BODY_LIMIT, MESSAGE_LIMIT, Form, Reason, Seal, Sender
@@ -129,7 +129,7 @@ def counted(member: Server | Asker, **counts: int) -> None:
     """Wait until a member has counted this and no more."""
     expected: dict[StrEnum, int] = {}
     for name, count in counts.items():
-        expected[Reason[name] if name in Reason.__members__ else Dropped[name]] = count
+        expected[Reason[name] if name in Reason.__members__ else DropReason[name]] = count
     wait_until(f"{expected}", lambda: member.counts == expected)
 
 
@@ -440,7 +440,7 @@ def test_an_answer_to_someone_who_has_gone_is_dropped(server: Server, asker: Ask
         return False
 
     wait_until("an answer to be dropped", gone)
-    assert set(server.counts) == {Dropped.GONE}
+    assert set(server.counts) == {DropReason.GONE}
     assert asker.ask(server.address, "b", ECHO, b"on", PATIENCE) == b"a/7: on"
 
 
@@ -459,7 +459,7 @@ def test_what_is_told_to_someone_who_does_not_read_is_dropped(asker: Asker) -> N
     with raw_server() as (_, address):
         for _ in range(16):  # the kernel takes some of it
             asker.tell(address, "b", TOLD, bytes(BODY_LIMIT))
-        assert 0 < asker.counts[Dropped.FULL] < 16
+        assert 0 < asker.counts[DropReason.FULL] < 16
 
 
 def test_someone_who_does_not_take_answers_holds_up_nobody(server: Server, asker: Asker) -> None:
@@ -475,7 +475,7 @@ def test_someone_who_does_not_take_answers_holds_up_nobody(server: Server, asker
         asked = pool.submit(ask_on)
         while not asked.done():
             assert asker.ask(server.address, "b", ECHO, b"on", PATIENCE) == b"a/7: on"
-    assert server.counts == {Dropped.GONE: 1}
+    assert server.counts == {DropReason.GONE: 1}
 
 
 def test_the_end_of_a_connection_ends_the_wait_for_an_answer(asker: Asker) -> None:

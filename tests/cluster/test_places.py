@@ -15,7 +15,7 @@ import torch
 
 import nanokv
 from nanokv.cluster import NanoKVCluster, place
-from nanokv.cluster.messages.counts import Dropped
+from nanokv.cluster.messages.counts import DropReason
 from nanokv.cluster.messages.sealed import Reason
 from nanokv.cluster.options import ClusterOptions
 from nanokv.cluster.place import is_loopback, why_unreachable
@@ -138,7 +138,7 @@ def test_what_was_refused_is_in_the_stats(make_cluster: MakeCluster) -> None:
     one, two = make_cluster()
     stats = two.stats()
     names = {f"messages_refused_{reason.name.lower()}" for reason in Reason}
-    names |= {f"messages_dropped_{reason.name.lower()}" for reason in Dropped}
+    names |= {f"messages_dropped_{reason.name.lower()}" for reason in DropReason}
     names |= {"messages_refused", "messages_dropped", "members_refused", "late_puts", "late_put_bytes"}
     assert {name: stats[name] for name in names} == dict.fromkeys(names, 0)
     host, port = two.member.server.address.removeprefix("tcp://").split(":")

@@ -13,7 +13,7 @@ import nanokv
 from nanokv.check.machine.rank_process import RankProcess, wait_until
 from nanokv.check.report import CheckFailure
 from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
-from nanokv.fsck.inspect_world import Inspected
+from nanokv.fsck.inspect_world import InspectedWorld
 from nanokv.heap.shm_tools import inspect, list_worlds
 from tests.support.elastic_ranks import DEATHS, PAGE, PAGES, RANKS, ElasticRank, join, value
 from tests.support.rank_processes import Start, starter
@@ -48,14 +48,14 @@ def keys_of(who: str, count: int = 40) -> list[str]:
 
 
 def is_clean(name: str) -> bool:
-    report = Inspected(name).check()
+    report = InspectedWorld(name).check()
     assert not report.breaches, str(report)
     return report.clean
 
 
 def clean(name: str) -> None:
     """Wait until fsck finds nothing."""
-    wait_until("that fsck finds nothing", lambda: is_clean(name), lambda: str(Inspected(name).check()))
+    wait_until("that fsck finds nothing", lambda: is_clean(name), lambda: str(InspectedWorld(name).check()))
 
 
 # --- joining ---
@@ -210,7 +210,7 @@ def test_a_rank_that_dies_leaves_a_sound_world(ranks: Start, name: str, step: st
         dying.send("leave")
     with pytest.raises(CheckFailure, match="rank 1 ended before it answered"):
         dying.answer()
-    assert not Inspected(name).check().breaches
+    assert not InspectedWorld(name).check().breaches
     until(lambda: one.ask("members") == [0])
     there = [key for key in keys_of("dying") if key not in one.ask("unreadable", keys_of("dying"))]
     if step == "leave, marked":
@@ -325,7 +325,7 @@ def test_an_adopting_rank_dies(ranks: Start, name: str) -> None:
         three.answer()
     until(lambda: inspect(name).alive == [True, False, False, False])
     assert len(one.ask("unreadable", keys_of("two"))) <= 1
-    assert not Inspected(name).check().breaches
+    assert not InspectedWorld(name).check().breaches
     for rank in (1, 2):
         one.ask("adopt", rank)
     assert len(one.ask("unreadable", keys_of("two"))) <= 1

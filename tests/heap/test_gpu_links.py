@@ -8,7 +8,7 @@ import torch
 
 from nanokv.errors import HeapUnavailable
 from nanokv.heap import gpu_driver
-from nanokv.heap.gpu_driver import FineGrained, has_native_atomics, is_fine_grained
+from nanokv.heap.gpu_driver import FineGrainedMemory, has_native_atomics, is_fine_grained
 from nanokv.heap.gpu_peer_access import check_links, check_pairs
 from nanokv.tools.doctor import peer_atomics
 from tests.support.gpu_driver_standin import Driver
@@ -95,15 +95,15 @@ def test_fine_grained_memory_between_amd_gpus_does_not(machine: Machine) -> None
 
 def test_fine_grained_memory_is_asked_for_checked_and_freed(machine: Machine) -> None:
     driver = machine.has(Driver(), amd=True)
-    memory = FineGrained(4096)
+    memory = FineGrainedMemory(4096)
     assert (list(driver.memory), driver.flags) == ([memory.address], [1])
     assert is_fine_grained(memory.address, 4096)
     del memory
     assert not driver.memory
-    FineGrained(4096)  # a driver that tells nothing about it
+    FineGrainedMemory(4096)  # a driver that tells nothing about it
     driver.mode = 1
     with pytest.raises(HeapUnavailable, match="coarse-grained"):
-        FineGrained(4096)
+        FineGrainedMemory(4096)
     assert not driver.memory
 
 

@@ -14,7 +14,7 @@ from nanokv.cache.cache import NanoKVCache
 from nanokv.device.segment.layout import ONE_PIN
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import SegmentCorrupt
-from nanokv.fsck.inspect_world import Inspected
+from nanokv.fsck.inspect_world import InspectedWorld
 from nanokv.heap.shm_tools import inspect
 from tests.support.worlds import shm_world
 
@@ -60,7 +60,7 @@ def test_a_corrupt_world_is_refused_and_stays(dead: str) -> None:
     SegmentView(found.segments[1], found.geometry).headers["state"] |= ONE_PIN.value  # of slots that are not READY too
     with pytest.raises(SegmentCorrupt, match=f"is not taken over: fsck finds .*`nanokv fsck {dead}` shows all"):
         NanoKVCache(HEAP, page_bytes=PAGE, name=dead, rank=0, world_size=2, on_stale="recover")
-    assert Inspected(dead).check().breaches
+    assert InspectedWorld(dead).check().breaches
     (cache,) = [NanoKVCache(HEAP, page_bytes=PAGE, name=dead, rank=0, world_size=1, on_stale="replace")]
     with cache:
         assert not cache.exists("k")

@@ -10,15 +10,15 @@ from torch._C import _distributed_c10d
 
 from nanokv.errors import HeapUnavailable
 from nanokv.heap import available, open_heap
-from nanokv.heap.process_group import Group, Meeting
+from nanokv.heap.process_group import Group, MeetingPoint
 from nanokv.heap.symmetric_group import CountedStore, SymmetricGroup
 from tests.support.heap_ranks import small_world
 
 c10d: Any = _distributed_c10d  # its stubs are stricter than it is
 
 
-def meeting(folder: Path, rank: int = 0, world_size: int = 2, timeout: float = 0.01) -> Meeting:
-    return Meeting(rank, world_size, folder / "world.d", timeout)
+def meeting(folder: Path, rank: int = 0, world_size: int = 2, timeout: float = 0.01) -> MeetingPoint:
+    return MeetingPoint(rank, world_size, folder / "world.d", timeout)
 
 
 def test_exchanges_are_counted_from_the_first_one_of_the_world() -> None:

@@ -41,7 +41,7 @@ def test_no_operation_costs_more_than_its_limit(rows: list[Cost]) -> None:
 def test_what_an_operation_usually_does_is_in_line() -> None:
     """The code of a put's way fits an instruction cache: what is rare is out of line, and behind it."""
     with ptx.machine(memory=ptx.HostMemory(), count=True) as machine:
-        counted = budget.Counted(machine)
+        counted = budget.MeteredSegment(machine)
         counted.fill_lists()
         one = counted.new_keys(1)
         for do in (counted.single.put, counted.single.get, counted.single.find):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nanokv.bench.gpu.budget import Counted
+from nanokv.bench.gpu.budget import MeteredSegment
 from nanokv.bench.simulate.assumptions import Assumptions, changed
 from nanokv.bench.simulate.cases import GET_WAITS, PUT_WAITS, Steps
 from nanokv.bench.simulate.queues import Operation
@@ -53,7 +53,7 @@ def seen() -> Iterator[dict[str, tuple[float, list[str]]]]:
 
     found = {}
     with ptx.machine(memory=ptx.HostMemory(), count=True, price=price) as machine:
-        counted = Counted(machine)
+        counted = MeteredSegment(machine)
         counted.fill_lists()
         raw = counted.segment.raw
         ends[:] = raw.data_ptr(), raw.data_ptr() + raw.nbytes

@@ -70,7 +70,7 @@ DEATHS: dict[str, tuple[object, str, Callable[..., object]]] = {
     "join, with memory": (ShmHeap, "_join_activity", die),
     "join, half open": (ShmHeap, "_join_barrier", _die_half_open),
     "join, open": (ShmHeap, "_prefault", die),
-    "leave, marked": (empty.Emptying, "step", die),
+    "leave, marked": (empty.Evacuation, "step", die),
     "leave, some have moved": (empty, "move_object", _die_after(5, move_object)),
     "leave, pages in hand": (ShmHeap, "make_absent", die),
     "leave, links cleared": (ShmHeap, "make_absent", _die_with_unused_links),

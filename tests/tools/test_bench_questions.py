@@ -11,7 +11,7 @@ from nanokv.bench.questions import alloc, burst, many, pages, plan, steps, throu
 from nanokv.bench.suite.checked import check_object, random_bytes
 from nanokv.bench.suite.figure import Case, quantity
 from nanokv.bench.suite.owner import OwnerHere
-from nanokv.bench.suite.parallel import Counted, run_together
+from nanokv.bench.suite.parallel import ParallelRuns, run_together
 from nanokv.bench.suite.plots import plots
 from nanokv.bench.suite.ring import Mismatch
 from nanokv.bench.suite.worlds import Worlds
@@ -62,13 +62,13 @@ def test_what_was_lost_is_noticed(what: str) -> None:
 
 
 def test_runs_of_threads_that_took_turns_do_not_count() -> None:
-    counted = Counted(2, [(1.0, 0.5), (2.0, 0.95)])
+    counted = ParallelRuns(2, [(1.0, 0.5), (2.0, 0.95)])
     assert not counted.over and counted.values == [2.0] and counted.note.startswith("1 of 2 runs")
     counted.runs.append((3.0, 0.99))
     assert counted.over and counted.values == [2.0, 3.0]
-    busy = Counted(1, [(1.0, 0.5)] * 20)
+    busy = ParallelRuns(1, [(1.0, 0.5)] * 20)
     assert busy.over and busy.values == [1.0] * 20 and busy.note.startswith("not sound")
-    assert Counted(1, [(1.0, 1.0)]).note == ""
+    assert ParallelRuns(1, [(1.0, 1.0)]).note == ""
 
 
 def test_threads_begin_together_and_failures_are_told() -> None:

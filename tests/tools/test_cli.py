@@ -27,7 +27,7 @@ from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.views import SegmentView
 from nanokv.fsck.find_key import _object
-from nanokv.fsck.inspect_world import Inspected
+from nanokv.fsck.inspect_world import InspectedWorld
 from nanokv.heap.shm import ShmHeap, list_worlds
 from nanokv.heap.shm_tools import inspect
 from nanokv.heap.world_file import path_of
@@ -308,7 +308,7 @@ def test_an_elastic_world_with_ranks_that_are_not_there(shm_name: str) -> None:
         found = inspect(shm_name, writable=True)
         absent, there = (SegmentView(found.segments[rank], found.geometry).headers for rank in (0, 1))
         absent[:1] = there[:1]  # an object in a segment whose pages are nobody's
-        assert "I1" in [each.invariant for each in Inspected(shm_name).check().breaches]
+        assert "I1" in [each.invariant for each in InspectedWorld(shm_name).check().breaches]
         absent[:1] = 0
 
 
@@ -464,7 +464,7 @@ def test_key_says_that_there_is_none(cached: nanokv.NanoKVCache, shm_name: str) 
 
 
 def test_key_shows_an_object_that_is_being_written(dead: str) -> None:
-    views = Inspected(dead).views
+    views = InspectedWorld(dead).views
     slot = int(np.flatnonzero(views[1].headers["key_hash"] == 100)[0])
     found = _object(views[1], 1, slot)
     assert (found.state, found.bytes, found.dtype) == ("WRITING", 5000, None)

@@ -17,7 +17,7 @@ import nanokv
 from nanokv.config import Alloc
 from nanokv.device.segment.layout import PIN_BITS
 from nanokv.errors import InvalidArgument
-from nanokv.fsck.inspect_world import Inspected
+from nanokv.fsck.inspect_world import InspectedWorld
 from nanokv.heap.shm import list_worlds
 from nanokv.heap.world_file import path_of
 from nanokv.host_poller.poller import Poller
@@ -134,7 +134,7 @@ def without_moment(path: Path) -> tuple[Any, ...]:
 
 def test_damaged_objects_are_left_out_and_the_exit_code_says_so(shm_name: str, file: Path) -> None:
     leave_dead(shm_name, "device", "sums")
-    views = Inspected(shm_name).views
+    views = InspectedWorld(shm_name).views
     first = int(views[1].headers["payload_base"][0])
     world_file = path_of(shm_name)
     at = world_file.stat().st_size - views[1].geometry.segment_bytes + first
@@ -149,7 +149,7 @@ def test_damaged_objects_are_left_out_and_the_exit_code_says_so(shm_name: str, f
 
 def test_a_pin_is_no_reason_to_leave_an_object_out(live: World, shm_name: str, file: Path) -> None:
     with live[1].pin("k1"):
-        assert int(Inspected(shm_name).views[1].states[0]) & PIN_BITS.value
+        assert int(InspectedWorld(shm_name).views[1].states[0]) & PIN_BITS.value
         assert run_json("save", shm_name, str(file))["objects"] == COUNT
 
 

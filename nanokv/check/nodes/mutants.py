@@ -9,7 +9,7 @@ import numpy as np
 from nanokv.check.nodes.keys import is_canary
 from nanokv.cluster.member import Member
 from nanokv.cluster.pulling import Puller
-from nanokv.cluster.putting import Putting
+from nanokv.cluster.putting import RemotePuts
 from nanokv.device.fabric.records import PULLED
 from nanokv.types import Key, KeyDigest
 
@@ -36,9 +36,9 @@ def _keys_alike() -> None:
 
 def _acknowledged_early() -> None:
     """A put to another node returns before the owner has committed it, and whether it does or not."""
-    put_each = Putting.put_each
+    put_each = RemotePuts.put_each
 
-    def put_later(self: Putting, node: Any, keys: Any, *rest: Any) -> Any:
+    def put_later(self: RemotePuts, node: Any, keys: Any, *rest: Any) -> Any:
         def put() -> None:
             try:
                 put_each(self, node, keys, *rest)
@@ -48,7 +48,7 @@ def _acknowledged_early() -> None:
         threading.Timer(0.05, put).start()
         return np.zeros(len(keys), PULLED.dtype)
 
-    Putting.put_each = put_later  # type: ignore[method-assign, assignment]
+    RemotePuts.put_each = put_later  # type: ignore[method-assign, assignment]
 
 
 def _not_freed() -> None:

@@ -20,7 +20,7 @@ from nanokv.cluster.membership.etcd_gateway import (
 )
 from nanokv.cluster.membership.etcd_keys import (
     Keys,
-    Stored,
+    KeyValue,
     found,
     put_if_absent,
     put_if_held,
@@ -123,7 +123,7 @@ class EtcdRegistry:
         key = self._keys.incarnation
         while True:
             kvs = self._gateway.call("/v3/kv/range", {"key": text64(key.encode())}).get("kvs", [])
-            stored = Stored.of(kvs[0]) if kvs else Stored(key, b"", 0, 0)
+            stored = KeyValue.of(kvs[0]) if kvs else KeyValue(key, b"", 0, 0)
             number = number_after(stored.value, least, f"key {key} of {self.what}")
             change = put_if_unchanged(key, b"%d" % number, stored.revision)
             if self._gateway.call("/v3/kv/txn", change).get("succeeded"):

@@ -24,7 +24,7 @@ def bytes64(text: object) -> bytes:
     return base64.b64decode(str(text or ""))
 
 
-class Stored(NamedTuple):
+class KeyValue(NamedTuple):
     """A key with its value."""
 
     key: str
@@ -33,7 +33,7 @@ class Stored(NamedTuple):
     revision: int  #: of the last change
 
     @classmethod
-    def of(cls, kv: Mapping[str, Any]) -> "Stored":
+    def of(cls, kv: Mapping[str, Any]) -> "KeyValue":
         """From JSON."""
         key = bytes64(kv.get("key")).decode(errors="replace")
         return cls(key, bytes64(kv.get("value")), int(kv.get("lease", 0)), int(kv.get("mod_revision", 0)))
@@ -90,9 +90,9 @@ def _transaction(compare: Json, success: Json, key: str) -> Json:
     return {"compare": [compare], "success": [success], "failure": [otherwise]}
 
 
-def found(answer: Mapping[str, Any]) -> Stored | None:
+def found(answer: Mapping[str, Any]) -> KeyValue | None:
     """What a transaction found instead of putting; None if it has put, or there is nothing."""
     if answer.get("succeeded"):
         return None
     kvs = answer["responses"][0]["response_range"].get("kvs", [])
-    return Stored.of(kvs[0]) if kvs else None
+    return KeyValue.of(kvs[0]) if kvs else None

@@ -11,7 +11,7 @@ import threading
 
 from nanokv.cluster.membership.base import Entry
 from nanokv.cluster.membership.etcd_gateway import Gateway, GatewayError, Stream
-from nanokv.cluster.membership.etcd_keys import Json, Keys, Stored
+from nanokv.cluster.membership.etcd_keys import Json, Keys, KeyValue
 from nanokv.cluster.membership.pulse import Pulse
 from nanokv.cluster.membership.view import View
 
@@ -53,7 +53,7 @@ class Watch:
         if self._known is not None and self._unchanged():
             return
         answer = self._gateway.call("/v3/kv/range", self._keys.all_members())
-        stored = [Stored.of(kv) for kv in answer.get("kvs", [])]
+        stored = [KeyValue.of(kv) for kv in answer.get("kvs", [])]
         self._pulse.heard(_PART)
         if self._known is not None:
             self._pulse.returned()  # there may have been no etcd, or another one, in between
@@ -77,7 +77,7 @@ class Watch:
 
     def _unchanged(self) -> bool:
         answer = self._gateway.call("/v3/kv/range", self._keys.all_members() | {"keys_only": True})
-        stored = [Stored.of(kv) for kv in answer.get("kvs", [])]
+        stored = [KeyValue.of(kv) for kv in answer.get("kvs", [])]
         if {each.key: (each.revision, each.lease) for each in stored} != self._known:
             return False
         self._pulse.heard(_PART)
@@ -126,10 +126,10 @@ class Watch:
             raise _Ended(f"compacted at revision {answer.get('compact_revision')}")
         self._pulse.heard(_PART)
         for event in answer.get("events", []):
-            self._event(Stored.of(event["kv"]), deleted=event.get("type") == "DELETE")
+            self._event(KeyValue.of(event["kv"]), deleted=event.get("type") == "DELETE")
         self._revision = int(answer["header"]["revision"])
 
-    def _event(self, stored: Stored, deleted: bool) -> None:
+    def _event(self, stored: KeyValue, deleted: bool) -> None:
         assert self._known is not None
         member = self._keys.member_of(stored.key)
         if deleted:
@@ -142,5 +142,5 @@ class Watch:
             self._view.put(member, _entry(stored))
 
 
-def _entry(stored: Stored) -> Entry:
+def _entry(stored: KeyValue) -> Entry:
     return Entry(stored.value, f"{stored.lease:x}")

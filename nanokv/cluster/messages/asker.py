@@ -18,7 +18,7 @@ from enum import StrEnum
 
 from nanokv.arguments import integer, seconds
 from nanokv.cluster.messages import sockets, tcp
-from nanokv.cluster.messages.counts import Counts, Dropped
+from nanokv.cluster.messages.counts import Counts, DropReason
 from nanokv.cluster.messages.frames import Frames, TooLong, framed
 from nanokv.cluster.messages.loop import Wake
 from nanokv.cluster.messages.sealed import ANY, Form, Message, Reason, Rejected, Seal, Sender, check_id
@@ -225,7 +225,7 @@ class Asker:
 
     @property
     def counts(self) -> dict[StrEnum, int]:
-        """Answers that were refused, and messages that were not sent, by `Reason` or `Dropped`."""
+        """Answers that were refused, and messages that were not sent, by `Reason` or `DropReason`."""
         return self._counts.snapshot()
 
     def ask(
@@ -297,7 +297,7 @@ class Asker:
         finally:
             self._give_back(connection, of_use=sent)
         if not sent:
-            self._counts.add(Dropped.FULL, f"{to} at {address}")
+            self._counts.add(DropReason.FULL, f"{to} at {address}")
 
     def forget(self, address: str) -> None:
         """Close all sockets to an address where nobody is any more: they would try to connect for ever."""

@@ -10,7 +10,7 @@ from nanokv.seldom import Seldom
 _log = logging.getLogger("nanokv.cluster.messages")
 
 
-class Dropped(StrEnum):
+class DropReason(StrEnum):
     """Why an authentic message, or a connection, went no further."""
 
     FULL = "its addressee did not take it at once, or is not there"
@@ -22,7 +22,7 @@ class Dropped(StrEnum):
 
 
 class Counts:
-    """Counts by reason: a `Reason` or a `Dropped`. From any thread.
+    """Counts by reason: a `Reason` or a `DropReason`. From any thread.
 
     Args:
         who: counts, for the log.

@@ -6,7 +6,7 @@ from typing import Protocol, TypeAlias
 from nanokv.cluster.messages.sealed import Sender
 
 
-class Pending(Protocol):
+class PendingReply(Protocol):
     """An answer that comes later. Only the server's thread uses it; what it raises is as if the handler had."""
 
     @property
@@ -24,7 +24,7 @@ class Pending(Protocol):
 
 
 #: bytes: the answer. None: nothing to say; who asked gets an empty answer.
-Reply: TypeAlias = bytes | Pending | None
+Reply: TypeAlias = bytes | PendingReply | None
 
 #: Takes a message's sender and body. What it raises is logged, and its first line is what who asked gets.
 Handler: TypeAlias = Callable[[Sender, bytes], Reply]

@@ -4,7 +4,7 @@ Anybody may connect. Who has not shown that it knows the secret is a stranger, a
 at a time, each for some seconds, with small messages, and file descriptors are left for what the process itself opens.
 
 The thread sleeps until a message comes. While answers are pending it looks at them as often as each of them wants
-(`Pending.rest`), so that a pull is answered soon and one that hangs takes no core.
+(`PendingReply.rest`), so that a pull is answered soon and one that hangs takes no core.
 """
 
 import logging
@@ -17,10 +17,10 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from nanokv.cluster.messages import tcp
-from nanokv.cluster.messages.counts import Counts, Dropped
+from nanokv.cluster.messages.counts import Counts, DropReason
 from nanokv.cluster.messages.frames import LONGEST, Frames, TooLong, framed
 from nanokv.cluster.messages.loop import Loop, Wake
-from nanokv.cluster.messages.replies import Handler, Pending, Reply
+from nanokv.cluster.messages.replies import Handler, PendingReply, Reply
 from nanokv.cluster.messages.sealed import MESSAGE_LIMIT, Form, Message, Reason, Rejected, Seal, Sender
 from nanokv.seldom import Seldom
 
@@ -160,7 +160,7 @@ STRANGER_SECONDS = 5.0  #: by then an authentic message must have come
 _LEFT = 32  #: file descriptors that connections leave to the process: files, a registry, other members
 
 
-class _Asked(NamedTuple):
+class _Request(NamedTuple):
     """A message under way, and the connection that it came by."""
 
     route: Stream
@@ -168,8 +168,8 @@ class _Asked(NamedTuple):
 
 
 class _Later(NamedTuple):
-    asked: _Asked
-    pending: Pending
+    asked: _Request
+    pending: PendingReply
 
 
 class Server:
@@ -214,7 +214,7 @@ class Server:
 
     @property
     def counts(self) -> dict[StrEnum, int]:
-        """Messages that were refused or dropped, by `Reason` or `Dropped`."""
+        """Messages that were refused or dropped, by `Reason` or `DropReason`."""
         return self._counts.snapshot()
 
     def close(self) -> None:
@@ -243,14 +243,14 @@ class Server:
         except BlockingIOError:
             return
         except OSError as error:  # no room for another one: it waits, and the others go on
-            self._counts.add(Dropped.NO_ROOM, str(error))
+            self._counts.add(DropReason.NO_ROOM, str(error))
             self._dismiss(1)
             time.sleep(_REST)
             return
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if most != resource.RLIM_INFINITY and made.fileno() >= most - _LEFT:  # the lowest free number is taken
             made.close()
-            self._counts.add(Dropped.NO_ROOM, f"from {peer[0]}")
+            self._counts.add(DropReason.NO_ROOM, f"from {peer[0]}")
             self._dismiss(1)
             return
         tcp.prepare(made)
@@ -262,7 +262,7 @@ class Server:
     def _dismiss(self, count: int) -> None:
         """Close connections of strangers, the oldest first."""
         for stream in list(self._strangers)[: max(count, 0)]:
-            self._counts.add(Dropped.STRANGER, f"from {stream.peer}")
+            self._counts.add(DropReason.STRANGER, f"from {stream.peer}")
             self._drop(stream)
 
     def _dismiss_strangers(self) -> None:
@@ -280,7 +280,7 @@ class Server:
                 for data in stream.receive():
                     self._take(stream, data)
         except TooLong as error:
-            reason = Dropped.STRANGER if stream.is_stranger else Reason.OVERSIZED
+            reason = DropReason.STRANGER if stream.is_stranger else Reason.OVERSIZED
             self._counts.add(reason, f"{error}, from {stream.peer}")
             self._drop(stream)
         except OSError:
@@ -308,7 +308,7 @@ class Server:
             stream.welcome()
             self._strangers.pop(stream, None)
         if message.form is not Form.HELLO:
-            self._handle(_Asked(stream, message))
+            self._handle(_Request(stream, message))
 
     def _opened(self, data: bytes) -> Message:
         message = self._seal.open(data)
@@ -317,10 +317,10 @@ class Server:
         self._taken.take(message.sender, message.number)
         return message
 
-    def _handle(self, asked: _Asked) -> None:
+    def _handle(self, asked: _Request) -> None:
         handler = self._handlers.get(asked.message.kind)
         if handler is None:
-            self._counts.add(Dropped.NO_HANDLER, f"{asked.message.kind}, from {asked.message.sender.id}")
+            self._counts.add(DropReason.NO_HANDLER, f"{asked.message.kind}, from {asked.message.sender.id}")
             self._send(asked, Form.ERROR, f"no handler for messages of kind {asked.message.kind}".encode())
             return
         try:
@@ -328,7 +328,7 @@ class Server:
         except Exception as error:
             self._failed(asked, error)
 
-    def _reply(self, asked: _Asked, reply: Reply) -> None:
+    def _reply(self, asked: _Request, reply: Reply) -> None:
         if reply is None or isinstance(reply, bytes):
             self._send(asked, Form.ANSWER, reply or b"")
         elif (answer := reply.poll()) is not None:
@@ -351,15 +351,15 @@ class Server:
             return True
         return answer is not None
 
-    def _failed(self, asked: _Asked, error: Exception) -> None:
+    def _failed(self, asked: _Request, error: Exception) -> None:
         kind, sender, text = asked.message.kind, asked.message.sender, _text(error)
-        self._counts.add(Dropped.FAILED)
+        self._counts.add(DropReason.FAILED)
         line = f"a message of kind {kind} from {sender.id} failed: {text.decode()}"
         self._failures.warn(f"{kind} {type(error).__name__}", line)
         _log.debug("%s", line, exc_info=error)
         self._send(asked, Form.ERROR, text)
 
-    def _send(self, asked: _Asked, form: Form, body: bytes) -> None:
+    def _send(self, asked: _Request, form: Form, body: bytes) -> None:
         """Answer, if that is wanted. Never blocks."""
         message = asked.message
         if message.form is not Form.QUESTION:
@@ -370,7 +370,7 @@ class Server:
             if not stream.send(answer):
                 self._epoll.modify(stream.socket, select.EPOLLIN | select.EPOLLOUT)
         except OSError:  # it has ended, or does not take its answers
-            self._counts.add(Dropped.GONE)
+            self._counts.add(DropReason.GONE)
             self._drop(stream)
 
     def _end(self) -> None:

@@ -33,7 +33,7 @@ from nanokv.cache.ending import refuse_fork
 from nanokv.errors import CacheClosed, DuplicateKey, KeyNotFound, NanoKVError, NotReady, SegmentCorrupt
 from nanokv.integrations import joining
 from nanokv.integrations.lmcache import settings
-from nanokv.integrations.lmcache.putting import Putting
+from nanokv.integrations.lmcache.putting import ChunkWriter
 from nanokv.integrations.lmcache.values import flat, tensor_of
 from nanokv.integrations.refusals import Refusals
 from nanokv.transfer.pinned import Pinned
@@ -353,7 +353,7 @@ class NanoKVL2Adapter(L2AdapterInterface):
         self._joined = joining.join(store)
         self._world, self._store = self._joined.world, self._joined.cache
         self._in_place = isinstance(self._store, NanoKVCache)
-        self._putting = Putting(self._joined, own.segment(self._joined))
+        self._putting = ChunkWriter(self._joined, own.segment(self._joined))
         self._refusals = Refusals(logger)
         self._locks = Locks(self._world, self._refusals)
         self._catalogue = Catalogue(self._world.digest, self._store.exists_many)

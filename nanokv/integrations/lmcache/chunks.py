@@ -14,9 +14,9 @@ from lmcache.v1.memory_management import MemoryObj
 
 from nanokv.cache.cache import NanoKVCache
 from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, NanoKVError, NotReady, SegmentCorrupt
-from nanokv.integrations.joining import Joined
+from nanokv.integrations.joining import JoinedStore
 from nanokv.integrations.lmcache.forms import Form, Layout
-from nanokv.integrations.lmcache.putting import Putting
+from nanokv.integrations.lmcache.putting import ChunkWriter
 from nanokv.integrations.lmcache.values import flat, tensor_of
 from nanokv.integrations.refusals import Refusals
 
@@ -35,11 +35,11 @@ class Chunks:
     """
 
     def __init__(
-        self, joined: Joined, layout: Layout, segment: int | None, allocate: Allocate, refusals: Refusals
+        self, joined: JoinedStore, layout: Layout, segment: int | None, allocate: Allocate, refusals: Refusals
     ) -> None:
         self._refusals = refusals
         self._world, self._store, self._layout = joined.world, joined.cache, layout
-        self._allocate, self._putting = allocate, Putting(joined, segment)
+        self._allocate, self._putting = allocate, ChunkWriter(joined, segment)
         self._others = layout.forms[1:]
         self._in_place = isinstance(joined.cache, NanoKVCache)
 
@@ -86,7 +86,7 @@ class Chunks:
 
     # --- store ---
     def put(self, keys: Sequence[str], memory_objs: Sequence[MemoryObj]) -> list[NanoKVError | None]:
-        """Store chunks; per key an error, or None if it is there now, or is being written. See `Putting`."""
+        """Store chunks; per key an error, or None if it is there now, or is being written. See `ChunkWriter`."""
         outcomes: list[NanoKVError | None] = [None] * len(keys)
         names, tensors, places = [], [], []
         for i, (key, memory_obj) in enumerate(zip(keys, memory_objs, strict=True)):

@@ -7,17 +7,17 @@ import torch
 
 from nanokv.cache.cache import NanoKVCache
 from nanokv.errors import DuplicateKey, KeyNotFound, NanoKVError, NotReady, SegmentCorrupt
-from nanokv.integrations.joining import Joined
+from nanokv.integrations.joining import JoinedStore
 
 
-class Putting:
+class ChunkWriter:
     """Stores tensors.
 
     Args:
         segment: the rank in whose segment they are stored; None: that of a key's home.
     """
 
-    def __init__(self, joined: Joined, segment: int | None) -> None:
+    def __init__(self, joined: JoinedStore, segment: int | None) -> None:
         self._world, self._store, self._segment = joined.world, joined.cache, segment
         self._in_place = isinstance(joined.cache, NanoKVCache)
 

@@ -52,7 +52,7 @@ class Own:
             nbytes = size("max_capacity_bytes", self.max_capacity_bytes)
             object.__setattr__(self, "max_capacity_bytes", nbytes)
 
-    def segment(self, joined: joining.Joined) -> int | None:
+    def segment(self, joined: joining.JoinedStore) -> int | None:
         """The rank in whose segment objects are stored; None: that of a key's home."""
         spread = joined.world is not joined.cache if self.spread is None else self.spread
         return None if spread else joined.world.rank

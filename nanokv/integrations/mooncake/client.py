@@ -15,7 +15,7 @@ from nanokv.integrations.mooncake.arguments import PLAIN, config_code, number
 from nanokv.integrations.mooncake.codes import Code
 from nanokv.integrations.mooncake.config import ReplicateConfig
 from nanokv.integrations.mooncake.local_buffer import LocalBuffer
-from nanokv.integrations.mooncake.memory import Part, Registered, part_of
+from nanokv.integrations.mooncake.memory import Part, RegisteredRanges, part_of
 from nanokv.integrations.mooncake.objects import Objects, hold_of, tail_bytes, tail_of
 from nanokv.integrations.mooncake.replicas import Tasks
 from nanokv.transfer.pinned import Pinned
@@ -215,7 +215,7 @@ class Client:
     """
 
     def __init__(self) -> None:
-        self.registered, self.sessions, self.tasks = Registered(), Sessions(), Tasks()
+        self.registered, self.sessions, self.tasks = RegisteredRanges(), Sessions(), Tasks()
         self.local_buffer = 0
         self.pooled: LocalBuffer | None = None
         self._hostname, self._has_segment = "", False

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nanokv.integrations.mooncake.memory import Registered
+from nanokv.integrations.mooncake.memory import RegisteredRanges
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class LocalBuffer:
     After the end of the client it is memory as any other.
     """
 
-    def __init__(self, nbytes: int, registered: Registered) -> None:
+    def __init__(self, nbytes: int, registered: RegisteredRanges) -> None:
         self.nbytes = nbytes
         self._registered = registered
         self.lock = threading.Lock()  #: of the pieces; giving back does without

@@ -124,7 +124,7 @@ def copy_ranges(target: int, room: int, ranges: Sequence[tuple[int, int, int]]) 
     return copy
 
 
-class Registered:
+class RegisteredRanges:
     """The ranges of memory that a client has registered. They do not overlap."""
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ from nanokv.errors import (
     SegmentCorrupt,
     WaitTimeout,
 )
-from nanokv.integrations.joining import Joined
+from nanokv.integrations.joining import JoinedStore
 from nanokv.integrations.sglang.calls import Calls
 from nanokv.integrations.sglang.host_pages import Parts
 from nanokv.keys.digests import Digests
@@ -48,7 +48,7 @@ class Objects:
         calls: is told of failures that are not misses.
     """
 
-    def __init__(self, joined: Joined, calls: Calls) -> None:
+    def __init__(self, joined: JoinedStore, calls: Calls) -> None:
         self._world, self._cache, self._calls = joined.world, joined.cache, calls
         self._in_place = isinstance(joined.cache, NanoKVCache)
 

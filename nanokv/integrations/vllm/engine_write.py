@@ -16,7 +16,7 @@ import torch
 
 from nanokv.errors import InvalidArgument, NanoKVError
 from nanokv.integrations.vllm.metadata import BlockSave
-from nanokv.integrations.vllm.saving import Saving
+from nanokv.integrations.vllm.saving import Saves
 from nanokv.transfer.cache_writer import FilledBlock
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class EngineWrite:
         InvalidArgument: the cache is not on a GPU, or vLLM has none of these backends.
     """
 
-    def __init__(self, config: "VllmConfig", saving: Saving, halves: Sequence[torch.Tensor]) -> None:
+    def __init__(self, config: "VllmConfig", saving: Saves, halves: Sequence[torch.Tensor]) -> None:
         cache, scheduler = config.cache_config, config.scheduler_config
         self._saving = saving
         self._numbers = {layer.data_ptr(): number for number, layer in enumerate(halves)}

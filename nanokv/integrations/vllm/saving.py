@@ -22,7 +22,7 @@ from nanokv.types import Key
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is under its own name
 
 
-class Saving:
+class Saves:
     """The stores of one worker.
 
     Args:

@@ -25,7 +25,7 @@ NULL_BLOCK = 0  #: vLLM's number of no block: in its place are tokens outside of
 
 
 @dataclass(slots=True)
-class Tracked:
+class TrackedRequest:
     """A request that has blocks."""
 
     request: "Request"
@@ -39,7 +39,7 @@ class Tracked:
     lost: bool = False  #: a load has failed: what is missing is computed, not asked for again
 
 
-class Asked(Protocol):
+class PrefixSource(Protocol):
     """The workers, as `lookup.Workers`."""
 
     def prefix_length(self, hashes: Sequence[bytes]) -> int: ...
@@ -67,7 +67,7 @@ class SchedulerSide:
         self,
         block_size: int,
         tails: Tails,
-        workers: Asked,
+        workers: PrefixSource,
         *,
         loads: bool,
         stores: bool,
@@ -86,7 +86,7 @@ class SchedulerSide:
         self._save_generated, self._save_tails = save_generated, save_tails
         self._in_flight, self._silent = in_flight, 0  # steps that store nothing
         self._resets = 0
-        self._requests: dict[str, Tracked] = {}
+        self._requests: dict[str, TrackedRequest] = {}
         self._step = Step()
 
     def matched_tokens(self, request: "Request", computed: int) -> tuple[int, bool]:
@@ -106,7 +106,7 @@ class SchedulerSide:
         tokens = min(found * self._block_size, request.num_tokens - 1) - computed
         return max(tokens, 0), self._waits and tokens > 0
 
-    def _askable(self, tracked: Tracked, first: int) -> list[bytes]:
+    def _askable(self, tracked: TrackedRequest, first: int) -> list[bytes]:
         """The hashes of a request's blocks from `first` on, the prompt's tail included."""
         request = tracked.request
         full = min(request.num_tokens // self._block_size, len(request.block_hashes))
@@ -126,10 +126,12 @@ class SchedulerSide:
         self._step.loads.append(BlockLoad(request.request_id, hashes, targets, whole=len(needed) < count))
         tracked.loading = set(targets)
 
-    def _tracked(self, request: "Request") -> Tracked:
+    def _tracked(self, request: "Request") -> TrackedRequest:
         tracked = self._requests.get(request.request_id)
         if tracked is None or tracked.request is not request:
-            tracked = self._requests[request.request_id] = Tracked(request, self._tails.hash(request), self._resets)
+            tracked = self._requests[request.request_id] = TrackedRequest(
+                request, self._tails.hash(request), self._resets
+            )
         return tracked
 
     def build(self, output: "SchedulerOutput") -> Step:
@@ -179,7 +181,7 @@ class SchedulerSide:
             self._step.misdirected.append((repr(reader), len(blocks)))
         tracked.saved, tracked.tail_saved = max(tracked.saved, full), tracked.tail_saved or len(numbers) > len(new)
 
-    def _tail_is_due(self, tracked: Tracked, computed: int) -> bool:
+    def _tail_is_due(self, tracked: TrackedRequest, computed: int) -> bool:
         wanted = self._save_tails and tracked.tail is not None and not tracked.tail_saved
         return wanted and computed >= tracked.request.num_prompt_tokens
 

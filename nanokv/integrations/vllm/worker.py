@@ -28,7 +28,7 @@ from nanokv.integrations.vllm.facts import FactsFiles, Mismatches, packed
 from nanokv.integrations.vllm.identity import identity_of, told_facts
 from nanokv.integrations.vllm.lookup import LookupServer, place_of, private_folder
 from nanokv.integrations.vllm.metadata import TARGET_PARAMETER, BlockLoad, Step
-from nanokv.integrations.vllm.saving import Saving
+from nanokv.integrations.vllm.saving import Saves
 from nanokv.integrations.vllm.settings import Ranks, Settings
 from nanokv.integrations.vllm.stats import Counts, NanoKVStats
 from nanokv.keys.kv_layout import KVLayout
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 1.0  #: how often a worker looks for new layouts, at most
 
 
-class Reading:
+class Sources:
     """The sources of one worker.
 
     Args:
@@ -137,7 +137,7 @@ class _Load:
         return all(handle.done() for _, handle in self.parts)
 
 
-class Loading:
+class Loads:
     """The loads of one worker.
 
     Args:
@@ -145,7 +145,7 @@ class Loading:
         by_layer: whether a forward pass begins before its last layers are loaded.
     """
 
-    def __init__(self, paged: Blocks, reading: Reading, layers: int, counts: Counts, *, by_layer: bool) -> None:
+    def __init__(self, paged: Blocks, reading: Sources, layers: int, counts: Counts, *, by_layer: bool) -> None:
         self._paged = paged
         self._reading = reading
         self._all = range(layers)
@@ -368,10 +368,10 @@ class WorkerSide:
         self._remote = ClusterLoads(self.cluster, layers.planes, layers.kv_dim) if self.cluster is not None else None
         hold = settings.lease(transfer.kv_role)
         self.counts = Counts()
-        self._reading = Reading(self.cache, paged, layers.layout, self.cluster)
+        self._reading = Sources(self.cache, paged, layers.layout, self.cluster)
         by_layer = settings.load == "layer"
-        self.loading = Loading(self._remote or paged, self._reading, len(layers.names), self.counts, by_layer=by_layer)
-        saving = Saving(self.cache, paged, self._segment, hold, self.counts)
+        self.loading = Loads(self._remote or paged, self._reading, len(layers.names), self.counts, by_layer=by_layer)
+        saving = Saves(self.cache, paged, self._segment, hold, self.counts)
         self.saving = saving if settings.write == "engine" else _by_kernel(config, saving, layers)
         self._refused = saving.refused
         self._server = LookupServer(place_of(transfer.engine_id, settings.name, part), self)
@@ -540,7 +540,7 @@ def page_bytes(nbytes: int, heads: int) -> int:
     return -(-each // _PAGE_ALIGNMENT) * _PAGE_ALIGNMENT
 
 
-def _by_kernel(config: "VllmConfig", saving: Saving, layers: Layers) -> EngineWrite:
+def _by_kernel(config: "VllmConfig", saving: Saves, layers: Layers) -> EngineWrite:
     if layers.kv_dim is None:
         raise InvalidArgument("nanokv.write=kernel needs a cache on a GPU that holds K and V")
     return EngineWrite(config, saving, layers.planes)

@@ -31,7 +31,7 @@ class _Block:
     has_ended: bool = False  #: its store, well
 
 
-class Announcing:
+class Announcer:
     """Events of the segment of this rank. Its methods are for one thread: the scheduler's."""
 
     def __init__(self, world: NanoKVCache, locality: Locality) -> None:

@@ -29,8 +29,8 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from nanokv.cache.cache import NanoKVCache
 from nanokv.errors import KeyNotFound, NanoKVError, NotReady, SegmentCorrupt
-from nanokv.integrations.joining import Joined
-from nanokv.integrations.vllm_offload.announcing import Announcing
+from nanokv.integrations.joining import JoinedStore
+from nanokv.integrations.vllm_offload.announcing import Announcer
 from nanokv.integrations.vllm_offload.chunks import ChunkSpec, object_name
 from nanokv.integrations.vllm_offload.counts import Counts
 from nanokv.keys.hashing import tag_of
@@ -144,7 +144,7 @@ class NanoKVOffloadingManager(OffloadingManager):
         events: whether vLLM publishes events.
     """
 
-    def __init__(self, joined: Joined, workers: int, *, events: bool) -> None:
+    def __init__(self, joined: JoinedStore, workers: int, *, events: bool) -> None:
         self._joined, self._world, self._workers = joined, joined.world, workers
         self._tag = tag_of(self._world.digest(b""))
         self._seldom = Seldom(logger)
@@ -153,7 +153,7 @@ class NanoKVOffloadingManager(OffloadingManager):
         self._generation = 0
         self._leaving: list[tuple[float, list[Pinned], list[bytes]]] = []  #: until when, pins, names
         self._counts = Counts("NanoKV")
-        self._announcing = Announcing(self._world, Locality.LOCAL) if events else None
+        self._announcing = Announcer(self._world, Locality.LOCAL) if events else None
         self._open = True
 
     def _chunk(self, key: OffloadKey) -> bytes:

@@ -34,8 +34,8 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from nanokv.errors import DuplicateKey, InvalidArgument, NanoKVError, SegmentCorrupt
-from nanokv.integrations.joining import Joined, Store, join
-from nanokv.integrations.vllm_offload.announcing import Announcing
+from nanokv.integrations.joining import JoinedStore, Store, join
+from nanokv.integrations.vllm_offload.announcing import Announcer
 from nanokv.integrations.vllm_offload.counts import Counts, definitions
 from nanokv.integrations.vllm_offload.identity import identity_of
 from nanokv.integrations.vllm_offload.settings import OF_A_TIER, split, with_room_for
@@ -98,7 +98,7 @@ class Jobs:
         threads: per direction, so that no load waits for stores.
     """
 
-    def __init__(self, joined: Joined, rows: torch.Tensor, segment: int | None, threads: int) -> None:
+    def __init__(self, joined: JoinedStore, rows: torch.Tensor, segment: int | None, threads: int) -> None:
         self._joined = joined
         self._store, self._world, self._rows, self._segment = joined.cache, joined.world, rows, segment
         self._stores = ThreadPoolExecutor(threads, "nanokv-offload-store")
@@ -328,7 +328,7 @@ class NanoKVTier(SecondaryTierManager):
         )
         self._counts = Counts(tier_type)
         tells = own.enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events
-        self._announcing = Announcing(self._joined.world, self.locality) if tells else None
+        self._announcing = Announcer(self._joined.world, self.locality) if tells else None
         self._open = True
 
     @classmethod

@@ -23,7 +23,7 @@ from vllm.v1.kv_offload.base import (
 from nanokv.allocation.terms import Hold
 from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, NanoKVError, SegmentCorrupt
 from nanokv.heap.mapped_tensor import tensor_at
-from nanokv.integrations.joining import Joined
+from nanokv.integrations.joining import JoinedStore
 from nanokv.integrations.vllm_offload.chunks import Chunk, ChunkSpec, Pages, object_name
 from nanokv.integrations.vllm_offload.manager import GROUP
 from nanokv.keys.hashing import shown_tag, tag_of
@@ -44,7 +44,7 @@ class NanoKVOffloadingWorker(OffloadingWorker):
 
     def __init__(
         self,
-        joined: Joined,
+        joined: JoinedStore,
         kv_caches: CanonicalKVCaches,
         blocks_per_chunk: int,
         number: int,

@@ -31,11 +31,11 @@ def save(
 
     Exit code: 0; 1 if damaged objects were left out; 2 nothing was saved, and an older file is as it was.
     """
-    from nanokv.fsck.inspect_world import Inspected
+    from nanokv.fsck.inspect_world import InspectedWorld
     from nanokv.saved.mapped_segment import MappedSegment
     from nanokv.saved.save import save as save_to
 
-    world = Inspected(name)
+    world = InspectedWorld(name)
     if rank is not None and rank >= len(world.views):
         raise InvalidArgument(f"world {name!r} has ranks 0 to {len(world.views) - 1}, not {rank}")
     chosen = range(len(world.views)) if rank is None else [rank]

@@ -131,12 +131,12 @@ def stats(
 
 
 def _looks(name: str, watch: float, count: int | None) -> Iterator[dict[str, Any]]:
-    from nanokv.fsck.inspect_world import Inspected
+    from nanokv.fsck.inspect_world import InspectedWorld
 
-    yield Inspected(name).stats()
+    yield InspectedWorld(name).stats()
     for _ in islice(repeat(None), (count and count - 1) if watch else 0):
         time.sleep(watch)
-        yield Inspected(name).stats()
+        yield InspectedWorld(name).stats()
 
 
 _HOLDS = ("ready", "pinned", "unfinished", "quarantined")
@@ -206,11 +206,11 @@ def key(
     Exit code: 0; 1 if no segment holds this key; 2 it could not look.
     """
     from nanokv.fsck.find_key import find_key
-    from nanokv.fsck.inspect_world import Inspected
+    from nanokv.fsck.inspect_world import InspectedWorld
     from nanokv.keys.identity import identity_from_json
 
     whose = identity_from_json(identity) if identity else None
-    found = find_key(Inspected(name), key, namespace, whose)
+    found = find_key(InspectedWorld(name), key, namespace, whose)
     if as_json:
         print_json([each.as_dict() for each in found])
     elif not found:
@@ -237,12 +237,12 @@ def fsck(
     Exit code: 0 clean; 1 a breach: an invariant does not hold; 2 it could not look; 3 no breach, but the dead left
     things that can be taken back: attach again with on_stale='recover'.
     """
-    from nanokv.fsck.inspect_world import Inspected
+    from nanokv.fsck.inspect_world import InspectedWorld
 
     if clusters.is_cluster(name):
         clusters.check(name, as_json, quick)
         return
-    world = Inspected(name)
+    world = InspectedWorld(name)
     report = world.check(quick=quick)
     if as_json:
         print_json({"name": name, "alive": world.living, "absent": world.absent} | report.as_dict())

@@ -15,7 +15,7 @@ from nanokv.tools.demo.prompts import make_prompts
 
 
 @dataclass
-class Decoded:
+class DecodeReport:
     """The report of decode. Times are seconds; `stats` are rank 1's when all prompts were done."""
 
     tokens: list[list[int]] = field(default_factory=list)  #: of each prompt
@@ -27,9 +27,9 @@ class Decoded:
     stats: dict[str, Any] = field(default_factory=dict)
 
 
-def decode(job: Job, model: Model, cache: NanoKVCache, tell: Tell) -> Decoded:
+def decode(job: Job, model: Model, cache: NanoKVCache, tell: Tell) -> DecodeReport:
     """Generate after every prompt from the blocks in the cache, then once more with one stored block altered."""
-    report = Decoded()
+    report = DecodeReport()
     prefixes = model.prefixes(cache)
     prompts = make_prompts(job.prompts, job.seed)
     for number, prompt in enumerate(prompts):
@@ -48,7 +48,7 @@ def decode(job: Job, model: Model, cache: NanoKVCache, tell: Tell) -> Decoded:
     return report
 
 
-def _digest(cache: NanoKVCache, key: bytes, report: Decoded) -> str:
+def _digest(cache: NanoKVCache, key: bytes, report: DecodeReport) -> str:
     started = time.perf_counter()
     block = cache.get(key)
     report.get_seconds.append(time.perf_counter() - started)

@@ -17,7 +17,7 @@ Tell = Callable[..., None]
 
 
 @dataclass
-class Prefilled:
+class PrefillReport:
     """The report of prefill. Times are seconds."""
 
     blocks_put: int = 0
@@ -26,12 +26,12 @@ class Prefilled:
     put_seconds: list[float] = field(default_factory=list)
 
 
-def prefill(job: Job, model: Model, cache: NanoKVCache, tell: Tell) -> Prefilled:
+def prefill(job: Job, model: Model, cache: NanoKVCache, tell: Tell) -> PrefillReport:
     """Prefill every prompt: read the leading blocks that the cache has, compute and put the other whole blocks.
 
     Decode computes the tokens after the last whole block.
     """
-    report = Prefilled()
+    report = PrefillReport()
     prefixes = model.prefixes(cache)
     for number, prompt in enumerate(make_prompts(job.prompts, job.seed)):
         kv = prefixes.load(torch.tensor([prompt]), preferred_segment=DECODE_RANK)
@@ -49,7 +49,7 @@ def prefill(job: Job, model: Model, cache: NanoKVCache, tell: Tell) -> Prefilled
     return report
 
 
-def _store(kv: PromptKV, report: Prefilled) -> None:
+def _store(kv: PromptKV, report: PrefillReport) -> None:
     started = time.perf_counter()
     kv.store()
     report.put_seconds.append(time.perf_counter() - started)

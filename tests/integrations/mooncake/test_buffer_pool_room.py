@@ -13,7 +13,7 @@ from nanokv.integrations.mooncake import (
     BufferPool,
 )
 from nanokv.integrations.mooncake.local_buffer import LocalBuffer, address
-from nanokv.integrations.mooncake.memory import Registered
+from nanokv.integrations.mooncake.memory import RegisteredRanges
 from tests.integrations.mooncake.conftest import Start
 from tests.integrations.mooncake.pools import LOCAL, MIB, SECONDS, Store, Wrapper, leased, waiting
 from tests.integrations.mooncake.test_values import NAME, surface
@@ -68,7 +68,7 @@ def test_pools_of_a_client_share_its_local_buffer(store: Store) -> None:
 
 
 def test_pieces_of_the_local_buffer_do_not_overlap() -> None:
-    numbers, buffer = random.Random(1), LocalBuffer(1000 * 64 - 10, Registered())
+    numbers, buffer = random.Random(1), LocalBuffer(1000 * 64 - 10, RegisteredRanges())
     out: list[Any] = []
     for _ in range(3000):
         if numbers.random() < 0.5 and out:

@@ -11,7 +11,7 @@ from vllm.v1.kv_offload.base import Locality, Medium, OffloadKey
 
 from nanokv import local_world
 from nanokv.host_poller.events import Event, EventKind
-from nanokv.integrations.vllm_offload.announcing import Announcing
+from nanokv.integrations.vllm_offload.announcing import Announcer
 from tests.integrations.vllm_offload.offloaded import Offloaded
 from tests.integrations.vllm_offload.parts import Tiered, keys_of
 from tests.support.until import until
@@ -116,12 +116,12 @@ def test_without_the_flags_no_events_are_told(start: Start, start_spec: StartSpe
 
 
 class Poller:
-    """An `Announcing` that is told by the test what the poller sees."""
+    """An `Announcer` that is told by the test what the poller sees."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("nanokv.integrations.vllm_offload.announcing._KEPT", 2)
         (self.world,) = local_world(1, heap_bytes=1 << 20, page_bytes=1024)
-        self.announcing = Announcing(self.world, Locality.LOCAL)
+        self.announcing = Announcer(self.world, Locality.LOCAL)
         self.announcing.close()
 
     def tell(self, kind: EventKind, *names: bytes) -> None:

@@ -19,7 +19,7 @@ from nanokv.device.machines.records import Place
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import NanoKVError, WaitTimeout
 from nanokv.fsck import check_cache
-from nanokv.fsck.inspect_world import Inspected
+from nanokv.fsck.inspect_world import InspectedWorld
 from nanokv.heap.shm import ShmHeap, inspect, remove_world
 from nanokv.space.coalesce import join_free_extents
 
@@ -353,7 +353,7 @@ def _recovered(kind: Kind, rng: random.Random, say: Say) -> Case:
             info = inspect(name, writable=True)
             change = Corruptor(SegmentView(info.segments[0], info.geometry), rng, spares=False).some()
             say(f"corrupted {change}")
-            case.one("inspect", lambda: (str(Inspected(name).check()), Inspected(name).stats()))
+            case.one("inspect", lambda: (str(InspectedWorld(name).check()), InspectedWorld(name).stats()))
             case.world = []
             case.one("attach", lambda: case.world.append(attach()))
             if case.world:

@@ -202,7 +202,7 @@ def record_threads(operations: int, seed: int, alloc: Alloc) -> Iterator[History
 
 
 # --- processes --------------------------------------------------------------------------------
-class Recording(CacheRank):
+class RecordingRank(CacheRank):
     """A rank that records."""
 
     def record(self, count: int, seed: int) -> list[tuple[int, Operation]]:
@@ -224,7 +224,7 @@ def shared_words(path: str | Path, rounds: int) -> np.ndarray[Any, Any]:
 def _processes(keys: int, seed: int) -> Iterator[list[RankProcess]]:
     world = f"histories-{uuid4().hex[:12]}"
     options = RankOptions(world, CALLERS, PAGES * PAGE_BYTES, PAGE_BYTES, False, seed, keys, False)
-    ranks = [RankProcess(Recording, rank, options) for rank in range(CALLERS)]
+    ranks = [RankProcess(RecordingRank, rank, options) for rank in range(CALLERS)]
     try:
         for rank in ranks:
             rank.arrive()

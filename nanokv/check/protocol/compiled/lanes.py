@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from nanokv.device.ptx import Access, HostMemory, Memory, Unsupported, Warp
 from nanokv.device.ptx.memory_opcodes import is_global
-from nanokv.device.ptx.operands import Address, Group, Instruction, Negated, Operand, Pair, Register
+from nanokv.device.ptx.operands import Address, Group, Instruction, NegatedRegister, Operand, Pair, Register
 from nanokv.device.ptx.parse import parse
 from nanokv.device.sim.memory import SHARED, View, join, signed
 from nanokv.device.sim.simulation import LOAD, MODIFY, STORE, Simulation, Task, private_word
@@ -61,7 +61,7 @@ def _registers(operand: Operand) -> Iterator[Register]:
     match operand:
         case Register():
             yield operand
-        case Negated():
+        case NegatedRegister():
             yield operand.register
         case Address():
             yield from _registers(operand.base)

@@ -138,7 +138,7 @@ class Failure:
 
 
 @dataclass
-class Explored:
+class Exploration:
     """The outcome of a number of executions."""
 
     executions: int = 0
@@ -207,14 +207,14 @@ class Explorer:
             return f"{type(error).__name__}: {error}"
         return None
 
-    def explore(self, scheduler: Scheduler, most: int = 1 << 60, seconds: float = 1e9) -> Explored:
+    def explore(self, scheduler: Scheduler, most: int = 1 << 60, seconds: float = 1e9) -> Exploration:
         """Run the executions that a scheduler chooses, until one fails or none is left.
 
         Args:
             most: executions; those that turn out to be redundant count, but not in the result.
             seconds: after which no other execution begins.
         """
-        found = Explored()
+        found = Exploration()
         simulation = self.world.simulation
         end = time.monotonic() + seconds
         for _ in range(most):
@@ -236,7 +236,7 @@ class Explorer:
         return found
 
     # --- which executions ---
-    def draw(self, scheduler: str, executions: int, seed: int, *, seconds: float = 1e9) -> Explored:
+    def draw(self, scheduler: str, executions: int, seed: int, *, seconds: float = 1e9) -> Exploration:
         """Run random schedules, and kill mortal tasks in some of them."""
         drawn = (
             (_mixed(seed, number), self._draw_kills(random.Random(seed * 1_000_003 + number)))
@@ -249,7 +249,7 @@ class Explorer:
             return {}
         return {name: int(160 ** dice.random()) for name in self.scenario.mortal if dice.random() < 0.7}
 
-    def kill_everywhere(self, seed: int, rounds: int = 1) -> Explored:
+    def kill_everywhere(self, seed: int, rounds: int = 1) -> Exploration:
         """Kill each mortal task before each of its steps, each time under `rounds` random schedules."""
         killed = (
             (_mixed(seed, step, number), {name: step})
@@ -270,7 +270,7 @@ class Explorer:
             most = max([most, *(task.steps for task in self.world.simulation.tasks if task.name == name)])
         return most
 
-    def deviate(self, times: int) -> Explored:
+    def deviate(self, times: int) -> Exploration:
         """Run every schedule that is the plain one except for at most `times` decisions.
 
         Source: preemption bounding (Musuvathi, Qadeer 2007): most bugs need very few.
@@ -288,7 +288,7 @@ class Explorer:
         """The first failure of an execution like a known one (`Schedule.moved`)."""
         return self.explore(Replay(schedule.moved(REACH))).failure
 
-    def exhaust(self) -> Explored:
+    def exhaust(self) -> Exploration:
         """Run all schedules that differ, up to MOST_EXHAUSTIVE."""
         return self.explore(Exhaustive(), MOST_EXHAUSTIVE)
 

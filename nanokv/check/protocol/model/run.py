@@ -6,7 +6,7 @@ from functools import partial
 from multiprocessing import get_context
 from os import cpu_count
 
-from nanokv.check.protocol.model.explore import MEMORIES, SCHEDULERS, Explored, Explorer
+from nanokv.check.protocol.model.explore import MEMORIES, SCHEDULERS, Exploration, Explorer
 from nanokv.check.protocol.model.scenarios import SCENARIOS
 from nanokv.check.protocol.model.small_world import PROGRESS_BOUND
 from nanokv.check.report import Row
@@ -57,7 +57,7 @@ def run_scenario(name: str, *, schedules: int, seed: int) -> Row:
     return row
 
 
-def _explorations(explorer: Explorer, schedules: int, seed: int) -> Iterator[tuple[str, Explored]]:
+def _explorations(explorer: Explorer, schedules: int, seed: int) -> Iterator[tuple[str, Exploration]]:
     scenario = explorer.scenario
     count = max(schedules // HOSTED_SHARE, 1) if scenario.hosted else schedules
     for scheduler in SCHEDULERS:
