@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from nanokv.compat_v1.headers import State, kill, release, settle
-from nanokv.compat_v1.table import Entry, Table
+from nanokv.compat_v1.table import Table, TableEntry
 from nanokv.device.machines.base import Machine
 from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.last_access import idle, stays
@@ -18,7 +18,7 @@ from nanokv.device.segment.layout import EVICTED, HIGH, READY, unpack
 Policy = Literal["fifo", "last_access"]
 
 
-def evict(machine: Machine, table: Table, owner: int, policy: Policy) -> Iterator[Entry]:
+def evict(machine: Machine, table: Table, owner: int, policy: Policy) -> Iterator[TableEntry]:
     """Evict objects of a segment one after the other, and yield each when it is gone. Looks when first iterated."""
     for entry in _in_order(machine, table, owner, policy):
         if settle(machine, table, entry) != READY.value or _stays(machine, entry):
@@ -28,13 +28,13 @@ def evict(machine: Machine, table: Table, owner: int, policy: Policy) -> Iterato
             yield entry
 
 
-def _stays(machine: Machine, entry: Entry) -> bool:
+def _stays(machine: Machine, entry: TableEntry) -> bool:
     """Look at the terms of one object that is READY."""
     header = machine.headers(entry.place.owner, entry.place.slot, 1)
     return bool(stays(header["last_access"], now_ns())[0])
 
 
-def _in_order(machine: Machine, table: Table, owner: int, policy: Policy) -> list[Entry]:
+def _in_order(machine: Machine, table: Table, owner: int, policy: Policy) -> list[TableEntry]:
     entries = list(table.shelves[owner].values())
     words = machine.headers(owner, 0, machine.geometry.hdr_count)["last_access"]
     if policy == "last_access":

@@ -9,7 +9,7 @@ producer, or a pin. The master's lock does not keep producers and readers out; t
 
 from typing import NamedTuple
 
-from nanokv.compat_v1.table import Entry, Table
+from nanokv.compat_v1.table import Table, TableEntry
 from nanokv.device.machines.base import Machine
 from nanokv.device.segment.layout import DEAD, READY, REMOVED, unpack
 
@@ -27,7 +27,7 @@ def split(word: int) -> State:
     return State(*(int(unpack("STATE", name, word)) for name in ("state", "pins", "epoch")))
 
 
-def settle(machine: Machine, table: Table, entry: Entry) -> int:
+def settle(machine: Machine, table: Table, entry: TableEntry) -> int:
     """The state of an object in its header: RESERVED, WRITING, READY or DEAD. Brings the table up to date.
 
     READY comes from the producer or its kernel. DEAD comes from a producer that gave the object up without a master.
@@ -43,12 +43,12 @@ def settle(machine: Machine, table: Table, entry: Entry) -> int:
     return state.phase
 
 
-def kill(machine: Machine, entry: Entry, phase: int) -> State:
+def kill(machine: Machine, entry: TableEntry, phase: int) -> State:
     """(phase, 0, epoch) -> (DEAD, 0, epoch). Returns the word that was there: equal to the first on success."""
     return split(machine.kill(*entry.where, phase, entry.place.epoch))
 
 
-def release(machine: Machine, table: Table, entry: Entry, kind: int = REMOVED.value) -> None:
+def release(machine: Machine, table: Table, entry: TableEntry, kind: int = REMOVED.value) -> None:
     """Free the slot and the pages of a DEAD object that nobody writes to any more, and tell the owner's poller.
 
     `kind`: of the hint, REMOVED or EVICTED; the latter is counted.

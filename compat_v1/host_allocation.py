@@ -53,7 +53,7 @@ START_SECONDS = 60.0  #: how long the first request waits for a master that live
 _LOOK_SECONDS = 0.005  #: between two looks whether it serves
 
 
-class Client:
+class MasterClient:
     """Sends one rank's requests to the master; requests of several threads go one after the other.
 
     Args:
@@ -236,7 +236,7 @@ class HostAllocation:
                 return None
             return meeting_place(directory(), world_id, incarnation)
 
-        return Client(heap.rank, heap.incarnation, master_rank, place, rpc_timeout)
+        return MasterClient(heap.rank, heap.incarnation, master_rank, place, rpc_timeout)
 
     def _ask(self, op: Op, key: KeyDigest | None = None, **fields: Any) -> Reply:
         if key is not None:

@@ -23,7 +23,7 @@ from nanokv.compat_v1 import reclaim
 from nanokv.compat_v1.eviction import Policy, evict, goal
 from nanokv.compat_v1.headers import State, kill, release, settle
 from nanokv.compat_v1.reclaim import Descriptors
-from nanokv.compat_v1.table import Entry, Table
+from nanokv.compat_v1.table import Table, TableEntry
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Begun, Descriptor, Found, Place
 from nanokv.device.protocol.status import Status
@@ -36,7 +36,7 @@ from nanokv.types import KeyDigest
 _UNKNOWN: Descriptor = (0,) * 8
 
 
-class Counts(NamedTuple):
+class TableCounts(NamedTuple):
     """The master's table in numbers."""
 
     objects: int
@@ -192,15 +192,15 @@ class Master:
         for owner in range(self._machine.geometry.world_size):
             drop_dead_pins(self._machine, owner, alive)
 
-    def counts(self) -> Counts:
+    def counts(self) -> TableCounts:
         """Count objects and pages now."""
         with self._lock:
             table = self._table
             used = [space.pages.used for space in table.spaces]
-            return Counts(len(table.index), len(table.unfinished), len(table.quarantine), used)
+            return TableCounts(len(table.index), len(table.unfinished), len(table.quarantine), used)
 
     # --- under the lock ---
-    def _find(self, key: KeyDigest) -> tuple[Status, Entry | None]:
+    def _find(self, key: KeyDigest) -> tuple[Status, TableEntry | None]:
         entry = self._table.index.get(key)
         if entry is None:
             return Status.MISS, None
@@ -209,7 +209,7 @@ class Master:
             return Status.OK, entry
         return (Status.MISS if phase == DEAD.value else Status.NOT_READY), entry
 
-    def _own(self, key: KeyDigest, place: Place) -> Entry | None:
+    def _own(self, key: KeyDigest, place: Place) -> TableEntry | None:
         entry = self._table.at(place.owner, place.slot, place.epoch)
         return entry if entry is not None and entry.key == key else None
 
@@ -219,7 +219,7 @@ class Master:
         if entry is not None:
             release(self._machine, self._table, entry)
 
-    def _remove(self, entry: Entry, kind: int = REMOVED.value) -> Status:
+    def _remove(self, entry: TableEntry, kind: int = REMOVED.value) -> Status:
         if kill(self._machine, entry, READY.value) != State(READY.value, 0, entry.place.epoch):
             return Status.PINNED
         release(self._machine, self._table, entry, kind)
@@ -269,7 +269,7 @@ class Master:
         what: Descriptor,
         plan: bool,
         producer: tuple[int, int],
-    ) -> Entry:
+    ) -> TableEntry:
         rank, incarnation = producer
         payload = self._geometry.offsets["heap_base"] + page * self._geometry.page_bytes
         flags = (FLAG_PLAN.value if plan else 0) | producer_word(rank, incarnation) << 32
@@ -277,7 +277,7 @@ class Master:
         place = Place(owner, slot, 0, payload, nbytes)
         epoch = self._machine.install(key, place, signed, what, now_ns())
         who = (rank, incarnation & PRODUCER_INC_MASK.value)
-        entry = Entry(key, place._replace(epoch=epoch), page, n_pages, what, who, self._clock())
+        entry = TableEntry(key, place._replace(epoch=epoch), page, n_pages, what, who, self._clock())
         self._table.add(entry)
         return entry
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from nanokv.compat_v1.allocator import Space
 from nanokv.compat_v1.headers import State, kill, release, settle
-from nanokv.compat_v1.table import Entry, Table
+from nanokv.compat_v1.table import Table, TableEntry
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Place
 from nanokv.device.segment.geometry import Geometry, producer_of
@@ -37,7 +37,7 @@ def give_up_stuck(machine: Machine, table: Table, alive: Alive, opened_before: f
     return gone
 
 
-def give_up(machine: Machine, table: Table, entry: Entry) -> bool:
+def give_up(machine: Machine, table: Table, entry: TableEntry) -> bool:
     """WRITING -> DEAD, into quarantine. False if its producer was faster."""
     if kill(machine, entry, WRITING.value) != State(WRITING.value, 0, entry.place.epoch):
         settle(machine, table, entry)
@@ -54,7 +54,7 @@ def empty_quarantine(machine: Machine, table: Table, alive: Alive) -> int:
     return len(free)
 
 
-def _is_acknowledged(machine: Machine, entry: Entry) -> bool:
+def _is_acknowledged(machine: Machine, entry: TableEntry) -> bool:
     header = machine.headers(*entry.where, 1)[0]
     return bool(int(header["flags"]) & FLAG_ACK.value)
 
@@ -84,7 +84,9 @@ def recover(machine: Machine, alive: Alive, descriptors: Descriptors, now: float
     return table
 
 
-def _entries(machine: Machine, owner: int, descriptors: npt.NDArray[Any], now: float) -> Iterator[tuple[Entry, int]]:
+def _entries(
+    machine: Machine, owner: int, descriptors: npt.NDArray[Any], now: float
+) -> Iterator[tuple[TableEntry, int]]:
     """The object of each header that is live or DEAD with pages, and its state; the longest unused first."""
     headers = machine.headers(owner, 0, machine.geometry.hdr_count)
     state = headers["state"] & STATE_MASK.value
@@ -93,12 +95,12 @@ def _entries(machine: Machine, owner: int, descriptors: npt.NDArray[Any], now: f
         yield _entry(machine.geometry, owner, slot, headers[slot], descriptors[slot], now), int(state[slot])
 
 
-def _entry(geometry: Geometry, owner: int, slot: int, header: Any, desc: Any, now: float) -> Entry:
+def _entry(geometry: Geometry, owner: int, slot: int, header: Any, desc: Any, now: float) -> TableEntry:
     payload, n_pages = int(header["payload_base"]), int(header["n_pages"])
     page, rest = divmod(payload - geometry.offsets["heap_base"], geometry.page_bytes)
     if n_pages and (rest or page < 0):
         raise SegmentCorrupt(f"segment {owner}, header slot {slot}: payload_base is {payload}, which is no page")
-    return Entry(
+    return TableEntry(
         key=key_of(header),
         place=Place(owner, slot, int(header["epoch"]), payload, int(header["bytes_total"])),
         page=page if n_pages else 0,
@@ -109,7 +111,7 @@ def _entry(geometry: Geometry, owner: int, slot: int, header: Any, desc: Any, no
     )
 
 
-def _place(machine: Machine, table: Table, entry: Entry, phase: int) -> None:
+def _place(machine: Machine, table: Table, entry: TableEntry, phase: int) -> None:
     if phase == RESERVED.value:
         # an earlier master died in the middle of OPEN_FOR_WRITE: no producer was told of these pages
         if kill(machine, entry, RESERVED.value) == State(RESERVED.value, 0, entry.place.epoch):

@@ -100,7 +100,7 @@ def life_words(epochs: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return words
 
 
-class Change(NamedTuple):
+class IndexChange(NamedTuple):
     """Rows that left the index and rows that came, with their headers as they were."""
 
     gone: Slots
@@ -110,7 +110,7 @@ class Change(NamedTuple):
     how: EventKind = EventKind.REMOVED  #: the rows went
 
 
-def changes_of(noted: npt.NDArray[Any]) -> Iterator[Change]:
+def changes_of(noted: npt.NDArray[Any]) -> Iterator[IndexChange]:
     """CHANGE records, in their order, as few changes of many rows."""
     first = 0
     for kind, same in groupby(noted["kind"].tolist()):
@@ -119,9 +119,9 @@ def changes_of(noted: npt.NDArray[Any]) -> Iterator[Change]:
         slots, headers = some["slot"].copy(), as_records(np.ascontiguousarray(some["header"]))
         none = slots[:0], headers[:0]
         if kind == STORED.value:
-            yield Change(*none, slots, headers)
+            yield IndexChange(*none, slots, headers)
         else:
-            yield Change(slots, headers, *none, EventKind.EVICTED if kind == EVICTED.value else EventKind.REMOVED)
+            yield IndexChange(slots, headers, *none, EventKind.EVICTED if kind == EVICTED.value else EventKind.REMOVED)
 
 
 class HeaderIndex:
@@ -162,7 +162,7 @@ class HeaderIndex:
         """Of `count` slots from `first` on, the row's STATE word as `life_words` has it, or NO_ROW."""
         return self._lives[first : first + count].copy()
 
-    def stored(self, slots: Slots, records: Records) -> Change:
+    def stored(self, slots: Slots, records: Records) -> IndexChange:
         """Take in headers that were READY. A row of another epoch leaves; a row of the same epoch stays as it is."""
         slots, last = np.unique(slots[::-1], return_index=True)
         last = len(records) - 1 - last
@@ -174,16 +174,16 @@ class HeaderIndex:
             old_records = as_records(self._words[old])
             self._words[slots] = words
             self._lives[slots] = lives
-        return Change(old, old_records, slots, as_records(words))
+        return IndexChange(old, old_records, slots, as_records(words))
 
-    def removed(self, slots: Slots, epochs: npt.NDArray[np.int64], how: EventKind = EventKind.REMOVED) -> Change:
+    def removed(self, slots: Slots, epochs: npt.NDArray[np.int64], how: EventKind = EventKind.REMOVED) -> IndexChange:
         """Remove the rows of these slots that have the epoch given; rows of other epochs stay."""
         with self.turn:
             hit = self._lives[slots] == life_words(epochs)
             gone = np.unique(slots[hit])
             gone_records = as_records(self._words[gone])
             self._lives[gone] = NO_ROW
-        return Change(gone, gone_records, gone[:0], gone_records[:0], how)
+        return IndexChange(gone, gone_records, gone[:0], gone_records[:0], how)
 
     def rows(self) -> tuple[Slots, Records]:
         """A copy of all rows: slots and header records."""
@@ -197,7 +197,7 @@ class HeaderIndex:
         hashes, checks = (halves.view(np.int64).tolist() for halves in (records["key_hash"], key_checks(records)))
         return map(KeyDigest, hashes, checks)
 
-    def events(self, change: Change) -> list[Event]:
+    def events(self, change: IndexChange) -> list[Event]:
         """A change as events for listeners, the rows that left first."""
         gone = self._events(change.how, change.gone, change.gone_records)
         return gone + self._events(EventKind.STORED, change.came, change.came_records)

@@ -11,7 +11,7 @@ from nanokv.device.machines.records import Hints, Position
 from nanokv.device.segment.host_records import NO_HOLE
 from nanokv.device.segment.layout import EVICTED, POSITIVE, REMOVED, STORED, WANTED, unpack
 from nanokv.host_poller.events import Event, EventKind, Listeners
-from nanokv.host_poller.index import Change, HeaderIndex, changes_of
+from nanokv.host_poller.index import HeaderIndex, IndexChange, changes_of
 
 BATCH = 4096  #: hints taken from the ring at once
 HOLE_PATIENCE = 0.1  #: seconds to come back to a ring slot whose producer took the ticket and has not filled it
@@ -97,7 +97,7 @@ class Intake:
         if wanted.any():
             self.wanted = max(self.wanted, int(slots[wanted].max()))
 
-    def tell(self, change: Change) -> None:
+    def tell(self, change: IndexChange) -> None:
         """Tell the listeners of a change, if there are any."""
         if self._listeners and (len(change.gone) or len(change.came)):
             self._listeners.tell(self._index.events(change))

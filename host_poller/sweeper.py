@@ -45,7 +45,7 @@ from nanokv.host_poller.audit import Audit
 from nanokv.host_poller.dead_pins import drop_dead_pins
 from nanokv.host_poller.grace import Grace
 from nanokv.host_poller.header_pass import SLICE, HeaderPass, Life, Slice, Totals
-from nanokv.host_poller.index import Change, HeaderIndex, Records, Slots
+from nanokv.host_poller.index import HeaderIndex, IndexChange, Records, Slots
 from nanokv.host_poller.labels import Labels
 from nanokv.host_poller.members import deaths
 from nanokv.host_poller.quarantine import Quarantine
@@ -265,7 +265,7 @@ class Sweeper:
         """Whether objects wait to be evicted: too many pages are in use, or an identity holds too much."""
         return self.water.exceeded or self.quotas.exceeded
 
-    def step(self, now: float) -> list[Change]:
+    def step(self, now: float) -> list[IndexChange]:
         """Look at every header once, from now on, and tend. `now`: seconds on any clock that does not go back."""
         self.begin_pass()
         changes = []
@@ -287,7 +287,7 @@ class Sweeper:
         self.labels.begin_pass()
         self.quotas.begin_pass()
 
-    def look(self, now: float) -> list[Change]:
+    def look(self, now: float) -> list[IndexChange]:
         """Look at the next slice of the pass under way. `now`: as for `step`."""
         this = self._pass
         assert this is not None, "no pass was begun"
@@ -335,7 +335,7 @@ class Sweeper:
         return count
 
     # the index
-    def _reconcile(self, part: Slice) -> list[Change]:
+    def _reconcile(self, part: Slice) -> list[IndexChange]:
         changes = []
         if len(part.gone):
             epochs = part.indexed[part.gone] >> EPOCH_SHIFT.value

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from nanokv.bench.gpu.children import Keep
-from nanokv.bench.gpu.objects import Objects, Way
+from nanokv.bench.gpu.objects import MeasuredWay, Objects
 from nanokv.bench.gpu.one_segment import OneSegment
 from nanokv.bench.gpu.settings import GpuSettings
 from nanokv.bench.gpu.timer import Timer, graph_of
@@ -23,26 +23,26 @@ TOKENS, HEADS = 16, 8
 PLANE_BYTES = 32 * KIB
 
 
-def contiguous(objects: Objects) -> Way:
+def contiguous(objects: Objects) -> MeasuredWay:
     """Each object is put from an address and got into one."""
-    return Way("", objects.putter, objects.getter, objects.source, objects.target)
+    return MeasuredWay("", objects.putter, objects.getter, objects.source, objects.target)
 
 
-def blocks(objects: Objects) -> Way:
+def blocks(objects: Objects) -> MeasuredWay:
     """Planes [blocks, tokens, heads, dim]: a plane's block is one run of bytes, the longest of any layout."""
     return _paged(objects, " paged", heads_first=False)
 
 
-def heads(objects: Objects) -> Way:
+def heads(objects: Objects) -> MeasuredWay:
     """Planes [blocks, heads, tokens, dim] in memory: rows that are neighbours in an object lie apart."""
     return _paged(objects, " paged by heads", heads_first=True)
 
 
-def _paged(objects: Objects, name: str, *, heads_first: bool) -> Way:
+def _paged(objects: Objects, name: str, *, heads_first: bool) -> MeasuredWay:
     there, back = (_planes(objects, tensor, heads_first=heads_first) for tensor in (objects.source, objects.target))
     world, count, device = objects.segment.world, objects.count, objects.segment.device
     putter, getter = (Batch(world, count, device, Pages(list(planes))) for planes in (there, back))
-    return Way(name, putter, getter, there, back)
+    return MeasuredWay(name, putter, getter, there, back)
 
 
 def _planes(objects: Objects, tensor: torch.Tensor, *, heads_first: bool) -> torch.Tensor:
@@ -54,7 +54,7 @@ def _planes(objects: Objects, tensor: torch.Tensor, *, heads_first: bool) -> tor
 
 
 #: the ways that are measured at each size
-WAYS: list[Callable[[Objects], Way]] = [contiguous, blocks, heads]
+WAYS: list[Callable[[Objects], MeasuredWay]] = [contiguous, blocks, heads]
 
 
 def measure(device: torch.device, settings: GpuSettings, size: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from nanokv.device.machines.records import Request
 REMOVERS = 1024  #: CTAs that remove, on a GPU
 
 
-class Way(NamedTuple):
+class MeasuredWay(NamedTuple):
     """A way to put and get all objects of an `Objects`.
 
     Its requests name both addresses (of `source` and `target`) and blocks (0 to `count` - 1).
@@ -78,7 +78,7 @@ class Objects:
         """Bytes of all objects together."""
         return self.count * self.size
 
-    def load(self, lap: int, way: Way | None = None) -> None:
+    def load(self, lap: int, way: MeasuredWay | None = None) -> None:
         """Give the batches of a way the requests of a lap."""
         self.source = self.sources[lap % len(self.sources)]
         putter, getter = self._batches(way)
@@ -87,10 +87,10 @@ class Objects:
         for batch in (putter, getter):
             batch.control.copy_(self.putter.control)
 
-    def _batches(self, way: Way | None) -> tuple[Batch, Batch]:
+    def _batches(self, way: MeasuredWay | None) -> tuple[Batch, Batch]:
         return (self.putter, self.getter) if way is None else (way.putter, way.getter)
 
-    def compile(self, way: Way | None = None) -> None:
+    def compile(self, way: MeasuredWay | None = None) -> None:
         """Run each kernel of a way once, so that it is compiled and may be captured."""
         self.load(0, way)
         putter, getter = self._batches(way)
@@ -114,7 +114,7 @@ class Objects:
         self._bad += (batch.statuses[: self.count] != 0).sum()
         self._tried += self.count
 
-    def end_lap(self, way: Way | None = None) -> None:
+    def end_lap(self, way: MeasuredWay | None = None) -> None:
         """Note statuses and bytes of a put and a get, remove all objects, and empty the ring: not timed, no waiting."""
         for batch in self._batches(way):
             self.note(batch)

@@ -46,7 +46,7 @@ PAIRED = ("put and remove", "extent", "header slot", "list")
 ANNOUNCE_US = 100.0
 
 
-class Target(NamedTuple):
+class PlanTarget(NamedTuple):
     """One target. `at_least`: more is better."""
 
     what: str
@@ -61,7 +61,7 @@ class Target(NamedTuple):
         return self.measured >= self.limit if self.at_least else self.measured <= self.limit
 
 
-def targets(rows: Rows) -> list[Target]:
+def targets(rows: Rows) -> list[PlanTarget]:
     """Every target that the rows can judge."""
     return [
         *_many(rows.get("many", [])),
@@ -71,9 +71,9 @@ def targets(rows: Rows) -> list[Target]:
     ]
 
 
-def _many(rows: list[dict[str, Any]]) -> list[Target]:
+def _many(rows: list[dict[str, Any]]) -> list[PlanTarget]:
     return [
-        Target(
+        PlanTarget(
             f"{name} of {row['objects']} x {show_size(row['size'])} from a graph, of copy_'s bandwidth",
             OF_COPY,
             part,
@@ -86,35 +86,35 @@ def _many(rows: list[dict[str, Any]]) -> list[Target]:
     ]
 
 
-def _single(rows: list[dict[str, Any]]) -> list[Target]:
+def _single(rows: list[dict[str, Any]]) -> list[PlanTarget]:
     return [
-        Target(f"put of {show_size(row['size'])} from a graph, more than copy_, p50", SINGLE_US, over, "µs")
+        PlanTarget(f"put of {show_size(row['size'])} from a graph, more than copy_, p50", SINGLE_US, over, "µs")
         for row in rows
         for over in (row["put_minus_copy_us"],)
     ]
 
 
-def _produce(rows: list[dict[str, Any]]) -> list[Target]:
+def _produce(rows: list[dict[str, Any]]) -> list[PlanTarget]:
     found = []
     puts = [row for row in rows if row["what"] == "put and remove"]
     for row in puts:
         where = f"in a kernel, {row['ctas']} CTAs at once, {row['classes']} size{'s' * (row['classes'] == 'many')}"
         us = row["us"]["put"]
-        found.append(Target(f"allocate to announce, {where}, p50", PUT_US, us["p50"], "µs"))
-        found.append(Target(f"allocate to announce, {where}, p99 of p50", TAIL, us["p99"] / us["p50"], "x"))
+        found.append(PlanTarget(f"allocate to announce, {where}, p50", PUT_US, us["p50"], "µs"))
+        found.append(PlanTarget(f"allocate to announce, {where}, p99 of p50", TAIL, us["p99"] / us["p50"], "x"))
     paired = [row for row in rows if "pairs_per_s" in row and row["what"] in PAIRED]
     for what in dict.fromkeys(row["what"] for row in paired):
         best = max((row for row in paired if row["what"] == what), key=lambda row: row["pairs_per_s"]["p50"])
         rate = best["pairs_per_s"]["p50"] / 1e6
         found.append(
-            Target(f"{what}, pairs, best of all CTAs ({best['ctas']})", PAIRS / 1e6, rate, "M/s", at_least=True)
+            PlanTarget(f"{what}, pairs, best of all CTAs ({best['ctas']})", PAIRS / 1e6, rate, "M/s", at_least=True)
         )
     return found
 
 
-def _announce(rows: list[dict[str, Any]]) -> list[Target]:
+def _announce(rows: list[dict[str, Any]]) -> list[PlanTarget]:
     return [
-        Target(
+        PlanTarget(
             f"commit to listener, poller {row['poller']}, GPU {row['gpu']}, p50", ANNOUNCE_US, row["us"]["p50"], "µs"
         )
         for row in rows

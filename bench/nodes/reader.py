@@ -1,7 +1,7 @@
 """The process that measures: a node that reads from the owner and puts to it, call by call beside bare transfers.
 
 `python -m nanokv.bench.nodes.reader FOLDER PLACES PLACE_BYTES`. It answers each line of its input, a JSON object of
-arguments of `Reader.lap`, with the durations in ns of each way.
+arguments of `NodeReader.lap`, with the durations in ns of each way.
 """
 
 import ctypes
@@ -122,17 +122,17 @@ NODES = 3
 OURS, BARE = "NanoKV", "NIXL alone"
 
 
-class Way(NamedTuple):
+class ReadWay(NamedTuple):
     """One way to do what is measured."""
 
     call: Callable[[int], Any]  #: what is timed, given a number below RING
     is_right: Callable[[Any], bool] = lambda answer: True  #: looks at its answer, when the time has been taken
 
 
-Ways = dict[str, dict[str, Way]]  #: by call and system
+Ways = dict[str, dict[str, ReadWay]]  #: by call and system
 
 
-class Reader:
+class NodeReader:
     """The nodes "cold", which remembers no locations, and "warm", which does."""
 
     def __init__(self, folder: str, places: Sequence[int], place_bytes: int) -> None:
@@ -161,12 +161,12 @@ class Reader:
                 self.warm.put(key, torch.full((nbytes,), 1, dtype=torch.uint8), preferred_segment=(NODE, 0))
         self._until_known(keys)
 
-        def ours(cluster: NanoKVCluster) -> Way:
-            return Way(lambda i: cluster.get(keys[i]), lambda got: bool(got[-1] == 1))
+        def ours(cluster: NanoKVCluster) -> ReadWay:
+            return ReadWay(lambda i: cluster.get(keys[i]), lambda got: bool(got[-1] == 1))
 
-        def bare(rounds: int) -> Way:
+        def bare(rounds: int) -> ReadWay:
             small = nbytes <= KIB
-            return Way(lambda i: self.bare.read(LINE if small else nbytes, rounds if small else 1))
+            return ReadWay(lambda i: self.bare.read(LINE if small else nbytes, rounds if small else 1))
 
         return {
             "get": {OURS: ours(self.cold), BARE: bare(4)},
@@ -185,7 +185,7 @@ class Reader:
             self._count += 1
             self.warm.put(f"put {self._count}", tensor, preferred_segment=(NODE, 0))
 
-        return {"put": {OURS: Way(put), BARE: Way(lambda i: self._write_and_echo(nbytes))}}
+        return {"put": {OURS: ReadWay(put), BARE: ReadWay(lambda i: self._write_and_echo(nbytes))}}
 
     def _write_and_echo(self, nbytes: int) -> None:
         self.bare.write(nbytes)
@@ -202,14 +202,14 @@ class Reader:
             self._until_known(some[-1:])
         digests = [self.cold.world.engine.digests(some) for some in keys]
 
-        def into_rows(cluster: NanoKVCluster) -> Way:
-            return Way(
+        def into_rows(cluster: NanoKVCluster) -> ReadWay:
+            return ReadWay(
                 lambda i: cluster.get_many(digests[i], dsts=dsts),
                 lambda got: all(got) and bool((dsts[:, -1] == 1).all()),
             )
 
-        anew = Way(lambda i: self.warm.get_many(digests[i]), lambda got: all(bool(each[-1] == 1) for each in got))
-        bare = Way(lambda i: self.bare.read(BATCH * nbytes))
+        anew = ReadWay(lambda i: self.warm.get_many(digests[i]), lambda got: all(bool(each[-1] == 1) for each in got))
+        bare = ReadWay(lambda i: self.bare.read(BATCH * nbytes))
         return {
             f"get_many of {BATCH}": {OURS: into_rows(self.cold), BARE: bare},
             f"get_many of {BATCH}, locations known": {OURS: into_rows(self.warm), BARE: bare},
@@ -225,8 +225,8 @@ class Reader:
             keys = [f"put {self._count} {k}" for k in range(BATCH)]
             return self.warm.put_many(keys, tensors, preferred_segment=(NODE, 0))
 
-        bare = Way(lambda i: self._write_and_echo(BATCH * nbytes))
-        return {f"put_many of {BATCH}": {OURS: Way(put, lambda errors: not any(errors)), BARE: bare}}
+        bare = ReadWay(lambda i: self._write_and_echo(BATCH * nbytes))
+        return {f"put_many of {BATCH}": {OURS: ReadWay(put, lambda errors: not any(errors)), BARE: bare}}
 
     # --- a lap ---
     def lap(self, what: str, nbytes: int, calls: int) -> dict[str, dict[str, list[int]]]:
@@ -268,7 +268,7 @@ def main(folder: str, places: str, place_bytes: str) -> None:
     """Take laps until the input ends."""
     with _answers() as answers:
         torch.set_num_threads(1)
-        reader = Reader(folder, json.loads(places), int(place_bytes))
+        reader = NodeReader(folder, json.loads(places), int(place_bytes))
         for line in sys.stdin:
             print(json.dumps(reader.lap(**json.loads(line))), file=answers, flush=True)
         reader.close()

@@ -27,7 +27,7 @@ _LOOK_SECONDS = 0.01
 _FOLDERS = {"TMPDIR": None, "NANOKV_SHM_DIR": directory}  #: variable -> whose folder gets one; None: the usual one
 
 
-class Lane:
+class PeerLane:
     """One running system. It starts in the background: `wait` for it.
 
     Attributes:

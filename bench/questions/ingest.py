@@ -90,7 +90,7 @@ def _expect(cache: NanoKVCache, keys: list[KeyDigest], hints: int) -> None:
 
 
 # --- the lag ------------------------------------------------------------------------------------
-class Watch:
+class IndexWatch:
     """Looks at the size of a cache's index from a thread, until it has `count` objects more."""
 
     def __init__(self, cache: NanoKVCache, count: int) -> None:
@@ -116,12 +116,12 @@ class Watch:
         return self.looks
 
 
-_watches: list[Watch] = []  #: of the owner's process
+_watches: list[IndexWatch] = []  #: of the owner's process
 
 
 def watch(cache: NanoKVCache, count: int) -> None:
     """Begin to look at the index of `cache`. Runs in the owner."""
-    _watches.append(Watch(cache, count))
+    _watches.append(IndexWatch(cache, count))
 
 
 def watched(cache: NanoKVCache) -> list[Look]:

@@ -39,14 +39,14 @@ KIND_TURN = 500  #: steps of a kind in a turn
 STEPS_A_PREFIX = 5  #: of a kind, for each prefix_length
 
 
-class Row(NamedTuple):
+class OperationSamples(NamedTuple):
     """The samples of an operation in one repetition, and of what is beside it, by system."""
 
     ours: Samples
     beside: dict[str, Samples]
 
 
-Rows = dict[str, Row]  #: by operation
+Rows = dict[str, OperationSamples]  #: by operation
 
 
 def repetition(run: Run, heap: str, alloc: str, size: int) -> Rows:
@@ -79,7 +79,7 @@ def repetition(run: Run, heap: str, alloc: str, size: int) -> Rows:
             one.close()
         ring.close_lanes()
     rows = {name: row for one in (calls, *others) for name, row in _rows(one).items()}
-    return rows | ({"prefix_length": Row(prefixes.samples, {})} if others else {})
+    return rows | ({"prefix_length": OperationSamples(prefixes.samples, {})} if others else {})
 
 
 def _rows(calls: Calls) -> Rows:
@@ -87,7 +87,7 @@ def _rows(calls: Calls) -> Rows:
     if isinstance(calls, UsualCalls):
         beside["get new"][EMPTY] = calls.empty
     names = {name: f"{name} {calls.kind.name}".rstrip() for name in calls.operations}
-    return {names[name]: Row(samples, beside.get(name, {})) for name, samples in calls.operations.items()}
+    return {names[name]: OperationSamples(samples, beside.get(name, {})) for name, samples in calls.operations.items()}
 
 
 def beside_busy(run: Run, heap: str) -> Rows:
@@ -95,7 +95,7 @@ def beside_busy(run: Run, heap: str) -> Rows:
     found = Beside(min(run.settings.rounds, CALLS))
     with run.worlds.open(heap, "device", HEAP_BYTES, page_bytes=PAGE_BYTES) as world:
         found.run(world)
-    return {f"{name} busy": Row(found.operations[name], {COPY: found.copies[name]}) for name in PUT_GET}
+    return {f"{name} busy": OperationSamples(found.operations[name], {COPY: found.copies[name]}) for name in PUT_GET}
 
 
 def measure(run: Run) -> Iterator[Figure]:

@@ -26,7 +26,7 @@ REMOVED = 4096  #: objects in one call, after the puts
 Call = Callable[[str], object]
 
 
-class Client:
+class LoadClient:
     """Puts and gets objects in the segment of another process."""
 
     def __init__(self, cache: NanoKVCache, requests: int) -> None:
@@ -84,7 +84,7 @@ def arrivals(requests: int, per_second: float) -> list[int]:
     return [int(when) for when in np.cumsum(gaps)]
 
 
-def loads(client: Client, call: Call, after: Callable[[], None]) -> tuple[float, dict[int, Samples]]:
+def loads(client: LoadClient, call: Call, after: Callable[[], None]) -> tuple[float, dict[int, Samples]]:
     """The capacity in requests per second, and the samples of each load; `after` each, the client cleans up."""
     keys = client.keys
     serve(call, keys[:WARM_UP], [0] * len(keys[:WARM_UP]), Samples(len(keys)))
@@ -104,7 +104,7 @@ def repetition(run: Run, requests: int) -> dict[str, tuple[float, dict[int, Samp
     """By operation, in a world of its own."""
     heap = (requests + SPARE) * SIZE
     with run.worlds.open("shm", "device", heap, page_bytes=SIZE) as (cache, _):
-        client = Client(cache, requests)
+        client = LoadClient(cache, requests)
         for key in client.keys:  # touches the memory
             client.put(key)
         client.remove_all()

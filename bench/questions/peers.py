@@ -11,7 +11,7 @@ import numpy as np
 from nanokv.bench.peers import isolation, systems
 from nanokv.bench.peers.base import Ring
 from nanokv.bench.peers.child import Wishes
-from nanokv.bench.peers.lane import Lane
+from nanokv.bench.peers.lane import PeerLane
 from nanokv.bench.peers.systems import SYSTEMS
 from nanokv.bench.peers.turns import Found
 from nanokv.bench.suite.distribution import latency
@@ -68,13 +68,13 @@ def measure_size(run: Run, names: Sequence[str], size: int, errors: list[str], *
     yield from _figures(good, size)
 
 
-def _started(run: Run, names: Sequence[str], size: int, stack: ExitStack, *, control: bool) -> list[Lane]:
+def _started(run: Run, names: Sequence[str], size: int, stack: ExitStack, *, control: bool) -> list[PeerLane]:
     """All at the same time, since most of what they do is to import. The stack ends them."""
     slots, seed = Ring.of(size, run.settings.ring_bytes).slots, secrets.randbits(32)
     isolated = isolation.prefix() is not None
     lanes = []
     for name in names:
-        lanes.append(Lane(Wishes(name, size, slots, seed, run.settings.threads, control, isolated)))
+        lanes.append(PeerLane(Wishes(name, size, slots, seed, run.settings.threads, control, isolated)))
         stack.callback(lanes[-1].close)
     for lane in lanes:
         run.say(f"{show_size(size)}, {lane.name}, starting")

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from nanokv.bench.simulate import plots, tables
 from nanokv.bench.simulate.assumptions import Assumptions, changed
-from nanokv.bench.simulate.questions import QUESTIONS, Answer, Effort, Question, Row, answer
+from nanokv.bench.simulate.questions import QUESTIONS, Effort, Question, RowAnswer, SimulatedWorld, answer
 
 NAMES = [each.name for each in QUESTIONS]
 WIDTH = 80  #: of the output where there is no terminal
@@ -54,7 +54,7 @@ def _checked(given: argparse.Namespace) -> tuple[Assumptions, list[int], list[Qu
     return changed(Assumptions(), given.set), ranks, asked, Effort(given.operations, given.seed)
 
 
-def _rows(question: Question, ranks: int, changes: Sequence[str]) -> list[Row]:
+def _rows(question: Question, ranks: int, changes: Sequence[str]) -> list[SimulatedWorld]:
     return [replace(row, case=changed(row.case, changes)) for row in question.rows(ranks)]
 
 
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     done: list[dict[str, Any]] = []
     for question in asked:
         console.print(f"\n{question.name}: {question.asks}", style="bold", highlight=False)
-        found: dict[int, list[Answer]] = {}
+        found: dict[int, list[RowAnswer]] = {}
         for count in ranks:
             rows = _rows(question, count, given.case)
             with progress.status(question.name) as status:

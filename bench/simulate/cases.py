@@ -229,7 +229,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulationResult:
     """What one run found.
 
     Attributes:
@@ -294,7 +294,9 @@ def _nearest(case: Case, given: Assumptions, here: int, owner: int, key: int) ->
     return min(places, key=lambda at: (at != here, at // given.node != here // given.node, (at - here) % case.ranks))
 
 
-def run(case: Case, given: Assumptions, load: float, count: int, seed: int, hopeless: float | None = None) -> Outcome:
+def run(
+    case: Case, given: Assumptions, load: float, count: int, seed: int, hopeless: float | None = None
+) -> SimulationResult:
     """Simulate `count` operations at `load` a second. A run whose p99 will pass `hopeless` us ends early.
 
     Raises:
@@ -310,7 +312,7 @@ def run(case: Case, given: Assumptions, load: float, count: int, seed: int, hope
     try:
         ends = np.array(queues.run(arrivals.tolist(), _beginning(case, steps, chance), gate, hopeless))
     except Collapsed:
-        return Outcome(load, np.inf, np.inf, np.inf, steps.lost / count, "no end", np.inf, True)
+        return SimulationResult(load, np.inf, np.inf, np.inf, steps.lost / count, "no end", np.inf, True)
     took = np.sort((ends - arrivals)[int(WARM_UP * count) :])
     p50, p99, p999 = (float(took[min(int(share * len(took)), len(took) - 1)]) for share in (0.5, 0.99, 0.999))
     span = float(arrivals[-1])
@@ -318,7 +320,7 @@ def run(case: Case, given: Assumptions, load: float, count: int, seed: int, hope
     uses["CTAs", 0, 0] = queues.in_flight / span / case.ranks / given.ctas
     busiest = max(uses, key=lambda each: uses[each])
     overload = any(use > 1 + DOUBT / math.sqrt(queues.visits.get(each, count)) for each, use in uses.items())
-    return Outcome(load, p50, p99, p999, steps.lost / count, busiest[0], uses[busiest], overload)
+    return SimulationResult(load, p50, p99, p999, steps.lost / count, busiest[0], uses[busiest], overload)
 
 
 def _beginning(case: Case, steps: Steps, chance: Drawn) -> Callable[[int], Operation]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nanokv.bench.simulate.questions import HOPELESS, Answer, Question
+from nanokv.bench.simulate.questions import HOPELESS, Question, RowAnswer
 
 GRAY = "#7d7d7d"  #: of text and axes: as far from white as from a dark page
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9")  #: Okabe and Ito: for all kinds of eyes
@@ -21,7 +21,7 @@ STYLE: Any = {
 }
 
 
-def draw(folder: Path, question: Question, found: Mapping[int, Sequence[Answer]], limit: float) -> Path:
+def draw(folder: Path, question: Question, found: Mapping[int, Sequence[RowAnswer]], limit: float) -> Path:
     """Draw one question into `folder`: the file. It is the same for the same answers.
 
     Raises:
@@ -53,7 +53,7 @@ def draw(folder: Path, question: Question, found: Mapping[int, Sequence[Answer]]
     return file
 
 
-def _points(each: Answer, limit: float) -> tuple[list[float], list[float]]:
+def _points(each: RowAnswer, limit: float) -> tuple[list[float], list[float]]:
     highest = HOPELESS * limit * each.idle.p50
     low = each.saturates / 30
     shown = [one for one in each.curve if math.isfinite(one.p99) and one.p99 <= highest and one.load >= low]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from nanokv.bench.simulate.assumptions import Assumptions, changed
-from nanokv.bench.simulate.cases import Case, Outcome, run
+from nanokv.bench.simulate.cases import Case, SimulationResult, run
 
 BLOCK, SMALL = 2 << 20, 4096  #: bytes of an object: a block of KV, and one whose bytes hardly matter
 FAST_MASTER = ("master_us=10", "message_us=10")
@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SimulatedWorld:
     """One world of a question; its settings change assumptions."""
 
     label: str
@@ -35,7 +35,7 @@ class Question(NamedTuple):
 
     name: str
     asks: str
-    rows: Callable[[int], list[Row]]
+    rows: Callable[[int], list[SimulatedWorld]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RowAnswer:
     """Of one row.
 
     Attributes:
@@ -59,52 +59,55 @@ class Answer:
         common: runs at SHARES of the load at which the question's first row saturates.
     """
 
-    row: Row
-    idle: Outcome
+    row: SimulatedWorld
+    idle: SimulationResult
     saturates: float
     at_least: bool
-    last: Outcome
-    curve: list[Outcome]
-    common: list[Outcome]
+    last: SimulationResult
+    curve: list[SimulationResult]
+    common: list[SimulationResult]
 
 
-def _master(ranks: int) -> list[Row]:
+def _master(ranks: int) -> list[SimulatedWorld]:
     case = Case(ranks=ranks, nbytes=BLOCK)
     return [
-        Row("v1", replace(case, design="v1")),
-        Row("v1, master of 10 µs", replace(case, design="v1"), FAST_MASTER),
-        Row("v2", case),
+        SimulatedWorld("v1", replace(case, design="v1")),
+        SimulatedWorld("v1, master of 10 µs", replace(case, design="v1"), FAST_MASTER),
+        SimulatedWorld("v2", case),
     ]
 
 
-def _hot_owner(ranks: int) -> list[Row]:
+def _hot_owner(ranks: int) -> list[SimulatedWorld]:
     return [
-        Row("one owner, 2 MiB", Case(ranks=ranks, nbytes=BLOCK, owners=1)),
-        Row("one owner, 4 KiB", Case(ranks=ranks, nbytes=SMALL, owners=1)),
+        SimulatedWorld("one owner, 2 MiB", Case(ranks=ranks, nbytes=BLOCK, owners=1)),
+        SimulatedWorld("one owner, 4 KiB", Case(ranks=ranks, nbytes=SMALL, owners=1)),
     ]
 
 
-def _magazines(ranks: int) -> list[Row]:
+def _magazines(ranks: int) -> list[SimulatedWorld]:
     case = Case(ranks=ranks, nbytes=SMALL, owners=1)
-    rows = [Row("one at a time", case)]
-    rows += [Row(f"{each} by a walk", replace(case, magazine=each)) for each in (4, 16)]
-    rows += [Row(f"{each} as a chain", replace(case, magazine=each, chained=1)) for each in (4, 16)]
+    rows = [SimulatedWorld("one at a time", case)]
+    rows += [SimulatedWorld(f"{each} by a walk", replace(case, magazine=each)) for each in (4, 16)]
+    rows += [SimulatedWorld(f"{each} as a chain", replace(case, magazine=each, chained=1)) for each in (4, 16)]
     return rows
 
 
-def _replicas(ranks: int) -> list[Row]:
+def _replicas(ranks: int) -> list[SimulatedWorld]:
     case, few = Case(do="get", ranks=ranks, nbytes=BLOCK), min(8, max(ranks // 4, 1))
-    rows = [Row("one copy", case)]
+    rows = [SimulatedWorld("one copy", case)]
     if 1 < few < ranks:
-        rows.append(Row(f"{few} copies, next to it", replace(case, copies=few)))
-        rows.append(Row(f"{few} copies, spread", replace(case, copies=few, spread=1)))
-    return [*rows, Row("a copy everywhere", replace(case, copies=0))]
+        rows.append(SimulatedWorld(f"{few} copies, next to it", replace(case, copies=few)))
+        rows.append(SimulatedWorld(f"{few} copies, spread", replace(case, copies=few, spread=1)))
+    return [*rows, SimulatedWorld("a copy everywhere", replace(case, copies=0))]
 
 
-def _sharding(ranks: int) -> list[Row]:
+def _sharding(ranks: int) -> list[SimulatedWorld]:
     case = Case(ranks=ranks, nbytes=BLOCK)
     counts = [count for count in (1, 2, 4, 8) if count <= ranks]
-    return [Row("one owner" if count == 1 else f"{count} owners", replace(case, owners=count)) for count in counts]
+    return [
+        SimulatedWorld("one owner" if count == 1 else f"{count} owners", replace(case, owners=count))
+        for count in counts
+    ]
 
 
 QUESTIONS = (
@@ -116,7 +119,9 @@ QUESTIONS = (
 )
 
 
-def answer(rows: Sequence[Row], given: Assumptions, effort: Effort, say: Say = lambda _: None) -> Iterator[Answer]:
+def answer(
+    rows: Sequence[SimulatedWorld], given: Assumptions, effort: Effort, say: Say = lambda _: None
+) -> Iterator[RowAnswer]:
     """Answer for each row.
 
     Raises:
@@ -135,7 +140,7 @@ def answer(rows: Sequence[Row], given: Assumptions, effort: Effort, say: Say = l
 class Search:
     """Finds the load at which a row's world saturates."""
 
-    def __init__(self, row: Row, given: Assumptions, effort: Effort) -> None:
+    def __init__(self, row: SimulatedWorld, given: Assumptions, effort: Effort) -> None:
         self._row, self._given, self._effort = row, given, effort
         self._idle = run(row.case, given, IDLE, effort.operations, effort.seed)
         self._limit = given.limit * self._idle.p50
@@ -145,7 +150,7 @@ class Search:
         """How many operations to simulate: the run lasts LASTS times as long as one of them."""
         return max(self._effort.operations, math.ceil(LASTS * load * self._idle.p50 / 1e6))
 
-    def run(self, load: float, *, endless: bool = False) -> Outcome:
+    def run(self, load: float, *, endless: bool = False) -> SimulationResult:
         """One run. `endless`: also if it is hopeless."""
         count = min(self._count(load), MOST * self._effort.operations)
         hopeless = None if endless else HOPELESS * self._limit
@@ -158,10 +163,10 @@ class Search:
         self._curve.append(self.run(load))
         return self._keeps_up(self._curve[-1])
 
-    def _keeps_up(self, outcome: Outcome) -> bool:
+    def _keeps_up(self, outcome: SimulationResult) -> bool:
         return outcome.p99 <= self._limit and not outcome.overload
 
-    def answer(self) -> Answer:
+    def answer(self) -> RowAnswer:
         """Search by halves, on a logarithmic scale; `common` is empty."""
         high = 1.25 * IDLE / max(self._idle.use, 1e-9)  # its busiest station would have more to do than there is time
         low = high / 20
@@ -176,4 +181,4 @@ class Search:
         self._curve.sort(key=lambda each: each.load)
         last = next((each for each in self._curve if each.load == low), self._idle)
         at_least = all(self._keeps_up(each) for each in self._curve)
-        return Answer(self._row, self._idle, low, at_least, last, self._curve, [])
+        return RowAnswer(self._row, self._idle, low, at_least, last, self._curve, [])

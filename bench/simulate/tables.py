@@ -8,7 +8,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from nanokv.bench.simulate.questions import SHARES, Answer
+from nanokv.bench.simulate.questions import SHARES, RowAnswer
 
 HEAD = (
     "A model, not a measurement. Loads are operations a second of all ranks together. A world keeps up with a load if "
@@ -38,7 +38,7 @@ def assumptions(given: Any) -> Table:
     return table
 
 
-def answers(ranks: int, found: Sequence[Answer]) -> Table:
+def answers(ranks: int, found: Sequence[RowAnswer]) -> Table:
     """What was found for one number of ranks."""
     at = ", ".join(f"{share:.0%} is {number(one.load)}/s" for share, one in zip(SHARES, found[0].common, strict=True))
     title = f"{ranks:,} ranks; µs; {at}"

@@ -22,7 +22,7 @@ from nanokv.bench.suite.cells import UNITS, number, ratio, spread
 from nanokv.bench.suite.distribution import percentiles
 from nanokv.bench.suite.figure import Figure
 from nanokv.bench.suite.question import Run
-from nanokv.bench.suite.record import Outcome, Record, State, check_cases, write
+from nanokv.bench.suite.record import QuestionResult, Record, State, check_cases, write
 from nanokv.bench.suite.settings import Settings
 from nanokv.bench.suite.tables import plain_table, tables
 from nanokv.bench.suite.targets import Target, targets
@@ -40,7 +40,7 @@ class Display(Protocol):
     def say(self, text: str) -> None:
         """What it does now."""
 
-    def end(self, outcome: Outcome, figures: list[Figure]) -> None:
+    def end(self, outcome: QuestionResult, figures: list[Figure]) -> None:
         """What became of it, and all its figures."""
 
 
@@ -59,7 +59,7 @@ class Runner:
 
     def __init__(self, settings: Settings, display: Display) -> None:
         self.figures: list[Figure] = []
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[QuestionResult] = []
         self.errors: dict[str, str] = {}
         self._settings = settings
         self._display = display
@@ -72,7 +72,7 @@ class Runner:
                 self._ask_until_one_fails(left)
         except KeyboardInterrupt:
             stopped = True
-        self.outcomes += [Outcome(name, "", "", None, "not begun") for name in left]
+        self.outcomes += [QuestionResult(name, "", "", None, "not begun") for name in left]
         return stopped
 
     def _ask_until_one_fails(self, left: list[str]) -> None:
@@ -112,7 +112,7 @@ class Runner:
             raise _QuestionFailed from error
         finally:
             about = (question.asks, question.how, question.beside) if question else ("", "", None)
-            self.outcomes.append(Outcome(name, *about, state, why, monotonic() - began))
+            self.outcomes.append(QuestionResult(name, *about, state, why, monotonic() - began))
             self._display.end(self.outcomes[-1], self.figures[before:])
 
     def _take(self, found: Iterable[Figure], name: str) -> None:
@@ -187,7 +187,7 @@ class Screen:
             self._said = monotonic()
             self.note(f"  {self._name}: {text}")
 
-    def end(self, outcome: Outcome, figures: list[Figure]) -> None:
+    def end(self, outcome: QuestionResult, figures: list[Figure]) -> None:
         """Print the tables of a question."""
         self._done += 1
         if self._progress and self._task is not None:

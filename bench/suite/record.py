@@ -19,7 +19,7 @@ class BadRecord(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class QuestionResult:
     """What became of one question.
 
     Attributes:
@@ -49,7 +49,7 @@ class Record:
     """
 
     about: dict[str, Any]
-    outcomes: list[Outcome]
+    outcomes: list[QuestionResult]
     figures: list[Figure]
 
     def of(self, name: str) -> list[Figure]:
@@ -128,9 +128,9 @@ def check_cases(figures: list[Figure]) -> None:
         seen.add(key)
 
 
-def _outcome(row: dict[str, Any]) -> Outcome:
+def _outcome(row: dict[str, Any]) -> QuestionResult:
     beside = row["beside"]
-    return Outcome(**row | {"beside": None if beside is None else (beside[0], beside[1])})
+    return QuestionResult(**row | {"beside": None if beside is None else (beside[0], beside[1])})
 
 
 def _figure(number: int, row: Any) -> Figure:

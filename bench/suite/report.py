@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from nanokv.bench.suite import plots
 from nanokv.bench.suite.cells import alike, grid, value_names
 from nanokv.bench.suite.command import heading, limit_of, measured_of
-from nanokv.bench.suite.record import Outcome, Record, replace_text
+from nanokv.bench.suite.record import QuestionResult, Record, replace_text
 from nanokv.bench.suite.targets import Target
 
 TEMPLATE = "report.html"
@@ -44,7 +44,7 @@ def report(record: Record, found: list[Target]) -> str:
     )
 
 
-def _question(record: Record, outcome: Outcome) -> dict[str, Any]:
+def _question(record: Record, outcome: QuestionResult) -> dict[str, Any]:
     """What the template shows of one question."""
     figures = record.of(outcome.name)
     return {

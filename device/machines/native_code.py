@@ -2,7 +2,7 @@
 
 The first process that needs them compiles them (20 to 30 s), says so, and leaves the code in the `code_cache`; others
 load it in some milliseconds, without numba. What every rank calls is one file, loaded or compiled when its machine is
-made; the rest (`Entry.rare`) has a file for each, when it is first called.
+made; the rest (`NativeEntry.rare`) has a file for each, when it is first called.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nanokv.device.machines.code_cache import CodeFile
-    from nanokv.device.machines.entries import Entry
+    from nanokv.device.machines.entries import NativeEntry
     from nanokv.device.machines.native_library import ObjectCode
 
 _COMMON = "common"  # the file of what every rank calls
@@ -54,7 +54,7 @@ def native_function(
         return code.load()[raw.__name__]
 
 
-class Code(dict[str, NativeFunction]):
+class CompiledEntries(dict[str, NativeFunction]):
     """Each function of a table of `native_entries` as a Python callable; loaded or compiled when it is asked for.
 
     Args:
@@ -62,7 +62,7 @@ class Code(dict[str, NativeFunction]):
         entries: the table, `NATIVE_ENTRIES` by default. It brings numba: only code that is compiled needs it.
     """
 
-    def __init__(self, common: str = _COMMON, entries: Callable[[], Mapping[str, Entry]] | None = None) -> None:
+    def __init__(self, common: str = _COMMON, entries: Callable[[], Mapping[str, NativeEntry]] | None = None) -> None:
         super().__init__()
         self._common = common
         self._entries = entries or _entries
@@ -133,43 +133,43 @@ def _file(name: str) -> CodeFile:
     return CodeFile(name)
 
 
-def _entries() -> dict[str, Entry]:
+def _entries() -> dict[str, NativeEntry]:
     from nanokv.device.machines.native_entries import NATIVE_ENTRIES
 
     return NATIVE_ENTRIES
 
 
-def _fabric_entries() -> dict[str, Entry]:
+def _fabric_entries() -> dict[str, NativeEntry]:
     from nanokv.device.machines.native_entries import FABRIC_ENTRIES
 
     return FABRIC_ENTRIES
 
 
-def _gpu_entries() -> dict[str, Entry]:
+def _gpu_entries() -> dict[str, NativeEntry]:
     from nanokv.device.machines.native_entries import GPU_ENTRIES
 
     return GPU_ENTRIES
 
 
 @cache
-def code() -> Code:
+def code() -> CompiledEntries:
     """The code of this process."""
-    return Code()
+    return CompiledEntries()
 
 
 @cache
-def fabric_code() -> Code:
+def fabric_code() -> CompiledEntries:
     """The code of a process that reads segments of other hosts."""
-    return Code(_FABRIC, _fabric_entries)
+    return CompiledEntries(_FABRIC, _fabric_entries)
 
 
 @cache
-def gpu_code() -> Code:
+def gpu_code() -> CompiledEntries:
     """The code of a process whose segment lies on a GPU."""
-    return Code(_GPU, _gpu_entries)
+    return CompiledEntries(_GPU, _gpu_entries)
 
 
-def compiled(*, rare: bool = False) -> Code:
+def compiled(*, rare: bool = False) -> CompiledEntries:
     """The entries that every rank calls; compiled once per version and user, loaded once per process.
 
     Args:

@@ -38,7 +38,7 @@ _POSITION = _words_of(Position._fields)
 _ANSWERS = _words_of(("taken", "removed", "corrupt", "wanted", "changed"))
 
 
-class Rounds(NamedTuple):
+class RoundsDone(NamedTuple):
     """What a call of `RingRounds.run` has done."""
 
     position: Position
@@ -75,7 +75,7 @@ class RingRounds:
         fields["least_pause"], fields["most_pause"] = LEAST_PAUSE, MOST_PAUSE
         self._code = partial(compiled()["rounds"], table, owner, self._words.ctypes.data)
 
-    def run(self, position: Position, seconds: float, *, listens: bool) -> Rounds:
+    def run(self, position: Position, seconds: float, *, listens: bool) -> RoundsDone:
         """Take hints until the host has something to do, at most for `seconds`.
 
         Args:
@@ -89,4 +89,4 @@ class RingRounds:
         idle = self._code()
         where = Position(*words[_POSITION].tolist())
         taken, removed, corrupt, wanted, changed = words[_ANSWERS].tolist()
-        return Rounds(where, taken, removed, corrupt, wanted - 1, bool(idle), self._changes[:changed])
+        return RoundsDone(where, taken, removed, corrupt, wanted - 1, bool(idle), self._changes[:changed])

@@ -26,7 +26,7 @@ Nothing here imports the rest of NanoKV, but for the base of its errors.
 """
 
 from nanokv.device.ptx.access import Access, Late, Memory
-from nanokv.device.ptx.counting import Counts
+from nanokv.device.ptx.counting import WarpCounts
 from nanokv.device.ptx.errors import (
     Divergence,
     Malformed,
@@ -46,7 +46,7 @@ from nanokv.device.ptx.warp import Warp
 
 __all__ = [
     "Access",
-    "Counts",
+    "WarpCounts",
     "Cta",
     "Divergence",
     "Finding",

@@ -54,7 +54,7 @@ class Late(ABC):
         """The values, one per lane that the load was made for. Called once."""
 
 
-class Told:
+class LaunchListener:
     """What a memory is told of a launch besides its accesses; by default it does nothing with it.
 
     `lanes`: see `Memory`.
@@ -76,7 +76,7 @@ class Told:
         """
 
 
-class Memory(Told, ABC):
+class Memory(LaunchListener, ABC):
     """What a memory does.
 
     Attributes:

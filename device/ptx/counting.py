@@ -60,7 +60,7 @@ _NO_RESULT = (
 
 
 @dataclass
-class Counts:
+class WarpCounts:
     """Of one warp. An instruction counts once, for however many lanes; an access only if a lane makes it.
 
     Attributes:
@@ -79,9 +79,9 @@ class Counts:
     calls: int = 0
     chain: float = 0
 
-    def most(self, other: "Counts") -> "Counts":
+    def most(self, other: "WarpCounts") -> "WarpCounts":
         """The larger of each."""
-        return Counts(*(max(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)))
+        return WarpCounts(*(max(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)))
 
 
 def registers_in(operand: Operand) -> list[int]:
@@ -123,7 +123,7 @@ class Counter:
 
     def __init__(self, program: "Program", price: Price = one_per_access) -> None:
         self.program, self.price = program, price
-        self.counts = Counts()
+        self.counts = WarpCounts()
         self.depth: dict[int, float] = {}  #: of registers
         self.control: float = 0  #: what everything waits for that follows
         self.deepest: float = 0  #: of all accesses so far

@@ -64,7 +64,7 @@ def split(text: str) -> list[str]:
     return [part for part in (*parts, text[start:].strip()) if part]
 
 
-class Reader:
+class InstructionReader:
     """Reads one instruction."""
 
     def __init__(self, program: Program, pending: UnresolvedInstruction, first: int) -> None:
@@ -318,7 +318,7 @@ class _Parser:
             function = program.functions[name]
             function.first = len(program.code)
             for pending in self.bodies[name]:
-                program.code.append(Reader(program, pending, function.first).instruction())
+                program.code.append(InstructionReader(program, pending, function.first).instruction())
             function.end = len(program.code)
         return program
 

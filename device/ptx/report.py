@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, NamedTuple
 
-from nanokv.device.ptx.counting import Counts
+from nanokv.device.ptx.counting import WarpCounts
 
 if TYPE_CHECKING:
     from nanokv.device.ptx.warp import Warp
@@ -30,17 +30,19 @@ class LaunchCounts(NamedTuple):
     operation: str
     kernel: str
     warps: int
-    most: Counts
-    total: Counts
+    most: WarpCounts
+    total: WarpCounts
 
     @classmethod
     def of(cls, operation: str, kernel: str, warps: "Sequence[Warp]") -> "LaunchCounts":
         """Of the warps of a launch, all of which were counted."""
         counts = [warp.counter.counts for warp in warps if warp.counter is not None]
-        most = Counts()
+        most = WarpCounts()
         for each in counts:
             most = most.most(each)
-        total = Counts(**{field.name: sum(getattr(each, field.name) for each in counts) for field in fields(Counts)})
+        total = WarpCounts(
+            **{field.name: sum(getattr(each, field.name) for each in counts) for field in fields(WarpCounts)}
+        )
         total.chain = most.chain
         return cls(operation, kernel, len(counts), most, total)
 
@@ -69,7 +71,7 @@ class Report(NamedTuple):
 
     def table(self) -> str:
         """The counts: a row per launch, of each count the most that one warp has."""
-        names = [field.name for field in fields(Counts)]
+        names = [field.name for field in fields(WarpCounts)]
         rows = [["operation", "warps", *(name.replace("_", " ") for name in names)]]
         rows += [
             [each.operation, str(each.warps), *(str(getattr(each.most, n)) for n in names)] for each in self.counts

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nanokv.check.lab.layout import Host, Layout
+from nanokv.check.lab.layout import Host, LabLayout
 from nanokv.tools.demo.job import send
 
 SILENCE = 90.0  #: seconds without any message after which the demo has failed; compiling takes some of them
@@ -27,7 +27,7 @@ class DemoFailed(Exception):
 class Crew(contextlib.AbstractContextManager["Crew"]):
     """A process for each host of a layout. Used in a `with` block; at its end no process is left."""
 
-    def __init__(self, layout: Layout, **settings: Any) -> None:
+    def __init__(self, layout: LabLayout, **settings: Any) -> None:
         self._inbox: queue.Queue[tuple[str, Message]] = queue.Queue()
         self._folder, self._registry = layout.folder, layout.registry
         self._processes: dict[str, subprocess.Popen[str]] = {}

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from typing import NoReturn
 
 from examples.cluster.crew import Crew, DemoFailed, Message
-from nanokv.check.lab.layout import Layout, LayoutError, loopback, namespaces
+from nanokv.check.lab.layout import LabLayout, LayoutError, loopback, namespaces
 from nanokv.tools.demo.prompts import make_prompts
 
 NODES = ("prefill", "decode", "memory")
@@ -145,7 +145,7 @@ def reference(prompts: list[list[int]], tokens: int, seed: int) -> list[list[int
     return [model.generate(prompt, tokens) for prompt in prompts]
 
 
-def tell(layout: Layout, prompts: list[list[int]], tokens: int, seed: int) -> int:
+def tell(layout: LabLayout, prompts: list[list[int]], tokens: int, seed: int) -> int:
     """The whole story. Returns the exit code."""
     for host in layout.hosts:
         print(f"  {host.name:<8} {host.address:<10} {host.device}")
@@ -190,7 +190,7 @@ def lacking() -> str | None:
 
 
 @contextlib.contextmanager
-def laid_out(name: str) -> Iterator[Layout]:
+def laid_out(name: str) -> Iterator[LabLayout]:
     """The best layout that this machine allows; a line says what it is, and what is missing."""
     with contextlib.ExitStack() as stack:
         try:

@@ -50,7 +50,7 @@ class Hold:
             raise InvalidArgument(f"group must be a non-empty str or None, not {self.group!r}")
 
 
-class Change(NamedTuple):
+class TermsChange(NamedTuple):
     """A change of the terms of an object that exists."""
 
     without: int  #: the bits of its ACCESS word that go
@@ -84,7 +84,7 @@ def terms_of(hold: float | Hold | None, group_of: GroupOf) -> Terms:
     )
 
 
-def change_to(hold: float | Hold, group_of: GroupOf) -> Change:
+def change_to(hold: float | Hold, group_of: GroupOf) -> TermsChange:
     """The change that gives an object other terms: seconds lease it; a Hold changes the priority, and what it states.
 
     Raises:
@@ -96,7 +96,7 @@ def change_to(hold: float | Hold, group_of: GroupOf) -> Change:
     without, access = lease_until(terms.access) if terms.access & ACCESS_TIME.value else (0, 0)
     if isinstance(hold, Hold):
         without, access = without | PRIORITY.value, access | int(unpack("TERMS", "priority", terms.access))
-    return Change(without, access, terms.group or None, terms.until or None)
+    return TermsChange(without, access, terms.group or None, terms.until or None)
 
 
 def _ns_after(seconds: float) -> int:

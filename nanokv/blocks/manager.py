@@ -50,8 +50,8 @@ from nanokv.blocks.hashes import (
 )
 from nanokv.blocks.layout import FullyContiguous, LayoutConfig, MemoryDescriptor
 from nanokv.blocks.leases import ActivePool, Held, Lease, Slot, Slots
-from nanokv.blocks.metrics import BlockMetrics, Counts
-from nanokv.blocks.segment_table import FirstInFirstOut, Row, Table, order_named
+from nanokv.blocks.metrics import BlockMetrics, ManagerCounts
+from nanokv.blocks.segment_table import FirstInFirstOut, FoundBlock, Table, order_named
 from nanokv.blocks.views import BlockView
 from nanokv.cache.cache import NanoKVCache
 from nanokv.device.protocol.status import Status
@@ -421,7 +421,7 @@ class BlockManager:
         self._active = ActivePool(cache, layout)
         self._dropped: deque[Slot | Held] = deque()
         self._published: dict[KeyDigest, PublishHandle] = {}
-        self._counts, self._seldom = Counts(), Seldom(logger)
+        self._counts, self._seldom = ManagerCounts(), Seldom(logger)
         self._lock = threading.RLock()
         self._open = True
         self._order(self._look())  # first in, first out needs to know what is there
@@ -530,9 +530,9 @@ class BlockManager:
             raise PoolInUse(self._total, reset)
         return len(gone)
 
-    def _evict(self, table: Table, count: int) -> list[Row]:
+    def _evict(self, table: Table, count: int) -> list[FoundBlock]:
         """Evict up to so many inactive blocks, in the order of the policy."""
-        gone: list[Row] = []
+        gone: list[FoundBlock] = []
         if count <= 0:
             return gone
         candidates = np.flatnonzero(table.inactive)

@@ -42,7 +42,7 @@ GAUGES = {
 }
 
 
-class Counts:
+class ManagerCounts:
     """The counters of one manager."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Counts:
 
 
 class _Pool(NamedTuple):
-    counts: Counts
+    counts: ManagerCounts
     gauges: Callable[[], Mapping[str, float]]
 
 
@@ -86,7 +86,7 @@ class BlockMetrics:
         self._registry = REGISTRY if registry is None else registry
         self._registry.register(self)
 
-    def add(self, pool: str, counts: Counts, gauges: Callable[[], Mapping[str, float]]) -> None:
+    def add(self, pool: str, counts: ManagerCounts, gauges: Callable[[], Mapping[str, float]]) -> None:
         """Show a pool; a manager does so by itself.
 
         Args:

@@ -47,7 +47,7 @@ Numbers = npt.NDArray[np.int64]
 _RANKS = {LOW.value: 0, 0: 1, HIGH.value: 2, KEPT.value: 3}  # priorities, as they are evicted
 
 
-class Row(NamedTuple):
+class FoundBlock(NamedTuple):
     """A block, as a look has found it."""
 
     slot: int
@@ -103,13 +103,13 @@ class Table:
         """Per row (slot, epoch): no two blocks ever have the same."""
         return list(zip(self._slots.tolist(), self._headers["epoch"].tolist(), strict=True))
 
-    def row(self, at: int) -> Row:
+    def row(self, at: int) -> FoundBlock:
         """The row at a place."""
         header: Any = self._headers[at]
         key = known_digest(int(header["key_hash"].astype(np.int64)), int(self._checks[at].astype(np.int64)))
-        return Row(int(self._slots[at]), int(header["epoch"]), key)
+        return FoundBlock(int(self._slots[at]), int(header["epoch"]), key)
 
-    def rows(self, mask: Mask) -> list[Row]:
+    def rows(self, mask: Mask) -> list[FoundBlock]:
         """The rows of a mask."""
         return [self.row(at) for at in np.flatnonzero(mask).tolist()]
 

@@ -1,7 +1,7 @@
 """New terms for an object that exists, and for its copies (`hold` of a cache)."""
 
 from nanokv.allocation.base import Allocation
-from nanokv.allocation.terms import Change
+from nanokv.allocation.terms import TermsChange
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Place
 from nanokv.device.protocol.status import Status
@@ -11,7 +11,7 @@ from nanokv.transfer.single import TRIES
 from nanokv.types import KeyDigest
 
 
-def change_terms(machine: Machine, allocation: Allocation, key: KeyDigest, change: Change) -> bool:
+def change_terms(machine: Machine, allocation: Allocation, key: KeyDigest, change: TermsChange) -> bool:
     """Change the terms of a READY object and of its copies; False if there is none.
 
     Raises:
@@ -29,7 +29,7 @@ def change_terms(machine: Machine, allocation: Allocation, key: KeyDigest, chang
     return bool(changed)
 
 
-def _change(machine: Machine, place: Place, change: Change) -> bool:
+def _change(machine: Machine, place: Place, change: TermsChange) -> bool:
     """As `change_terms`, for the object at a place; False if it is gone, or is being read at this moment."""
     if change.group is None and change.until is None:
         return machine.renew(place, change.without, change.access)

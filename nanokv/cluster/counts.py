@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 
 
 @dataclass(slots=True)
-class Counts:
+class MemberCounts:
     """Numbers since the member joined."""
 
     remote_gets: int = 0  #: objects that get, get_many and bring asked of other nodes

@@ -26,7 +26,7 @@ from nanokv.cluster import place
 from nanokv.cluster.at_once import AtOnce
 from nanokv.cluster.card import Card, member_name
 from nanokv.cluster.changes import Changes
-from nanokv.cluster.counts import Counts
+from nanokv.cluster.counts import MemberCounts
 from nanokv.cluster.events import Events
 from nanokv.cluster.generations import GenerationTeller
 from nanokv.cluster.links import open_link
@@ -72,7 +72,9 @@ class Figures:
         staging: its reads; puller: the puts of others; putting: its own.
     """
 
-    def __init__(self, counts: Counts, staging: Staging, puller: Puller, putting: RemotePuts, nodes: Nodes) -> None:
+    def __init__(
+        self, counts: MemberCounts, staging: Staging, puller: Puller, putting: RemotePuts, nodes: Nodes
+    ) -> None:
         self._counts, self._staging, self._puller, self._putting, self._nodes = counts, staging, puller, putting, nodes
         self._counting: list[MessagePart] = []
 
@@ -185,7 +187,7 @@ class Member:
 
     def _make_transfers(self) -> None:
         link, timeout = self.link, self._options.timeout
-        self.locations, self.counts = Locations(self._options.locations), Counts()
+        self.locations, self.counts = Locations(self._options.locations), MemberCounts()
         self.reading = RemoteGets(link, rounds_over(link), self.staging, self.locations, self.counts, timeout)
         self.putting = RemotePuts(link, self.asker, self.reading, self.offers, self.registered, self.locations, timeout)
         self.ends.callback(self.putting.kept.close)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.cluster.card import WorldId
-from nanokv.cluster.counts import Counts
+from nanokv.cluster.counts import MemberCounts
 from nanokv.cluster.fetched import FetchedObjects, Got
 from nanokv.cluster.links.base import Link, LinkLost, State
 from nanokv.cluster.locations import Locations
@@ -62,7 +62,7 @@ class RemoteGets:
     """
 
     def __init__(
-        self, link: Link, rounds: Rounds, staging: Staging, locations: Locations, counts: Counts, timeout: float
+        self, link: Link, rounds: Rounds, staging: Staging, locations: Locations, counts: MemberCounts, timeout: float
     ) -> None:
         self._link, self._staging, self._timeout = link, staging, timeout
         self.rounds = rounds  #: of transfers, over the link

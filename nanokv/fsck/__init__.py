@@ -23,7 +23,7 @@ import numpy as np
 
 from nanokv.device.segment.views import SegmentView
 from nanokv.fsck import contents, control, directory, layouts, pages, pins, slots
-from nanokv.fsck.look import Alive, Look, World, fingerprint, take_looks
+from nanokv.fsck.look import Alive, Look, WorldLook, fingerprint, take_looks
 from nanokv.fsck.report import Finding, Report, find
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Alive", "Finding", "Report", "check_cache", "check_segments"]
 
-SEGMENT_CHECKS: tuple[Callable[[World, Look], Iterator[Finding]], ...] = (
+SEGMENT_CHECKS: tuple[Callable[[WorldLook, Look], Iterator[Finding]], ...] = (
     control.check_control,
     control.check_activity,
     control.check_ring,
@@ -81,7 +81,7 @@ def check_segments(
         return Report(mode, bool(quiescent), len(views), 0, foreign, ("all else: the segments are not of one world",))
     looks = take_looks(views)
     resting = quiescent if quiescent is not None else _at_rest(looks, views, alive)
-    world = World(looks, mode, resting, alive)
+    world = WorldLook(looks, mode, resting, alive)
     checks = SEGMENT_CHECKS if quick else (*SEGMENT_CHECKS, contents.check_checksums)
     found = [check(world, look) for check in checks for look in looks]
     findings = tuple(chain(*found, *(check(world) for check in WORLD_CHECKS)))
@@ -91,7 +91,7 @@ def check_segments(
     return Report(mode, resting, len(views), objects, findings, tuple(_unseen(world, quick)))
 
 
-def _unseen(world: World, quick: bool) -> Iterator[str]:
+def _unseen(world: WorldLook, quick: bool) -> Iterator[str]:
     """What the checks did not look at."""
     objects = sum(int(np.count_nonzero(look.ready)) for look in world.looks)
     summed = sum(int(np.count_nonzero(contents.summed(look))) for look in world.looks)
@@ -106,7 +106,7 @@ def _unseen(world: World, quick: bool) -> Iterator[str]:
 
 
 def _at_rest(looks: list[Look], views: list[SegmentView], alive: Alive | None) -> bool:
-    world = World(looks, "", False, alive)
+    world = WorldLook(looks, "", False, alive)
     idle = all(
         world.ended(rank, int(row["incarnation"])) or not (row["in_flight0"] or row["in_flight1"])
         for look in looks

@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 from nanokv.device.segment.layout import FLAG_CHECKSUM, MAX_DIMS, PIN_BITS, key_checks
 from nanokv.dtypes import DTYPE_BYTES
-from nanokv.fsck.look import Look, Mask, World, field
+from nanokv.fsck.look import Look, Mask, WorldLook, field
 from nanokv.fsck.report import Finding, find
 
 _RAW = 0  #: dtype code of an object without dtype and shape
 _REMEDY = "a read answers SegmentCorrupt: remove the key, and put it again; if it comes back, test the memory"
 
 
-def check_descriptors(world: World, look: Look) -> Iterator[Finding]:
+def check_descriptors(world: WorldLook, look: Look) -> Iterator[Finding]:
     """I4: dtype and shape of a READY object make its number of bytes. Holds at any moment."""
     slots = np.flatnonzero(look.ready)
     wrong = [
@@ -40,7 +40,7 @@ def is_possible(row: Any, nbytes: int) -> bool:
     return prod(shape) * DTYPE_BYTES[code - 1] == nbytes
 
 
-def check_checksums(world: World, look: Look) -> Iterator[Finding]:
+def check_checksums(world: WorldLook, look: Look) -> Iterator[Finding]:
     """I4: the bytes of a READY object have its checksum, if it has one. An object that went away meanwhile is left out.
 
     Runs code that is compiled at its first use, over all bytes of these objects.

@@ -7,7 +7,7 @@ import numpy as np
 from nanokv.device.segment.geometry import MODES
 from nanokv.device.segment.layout import SIZE_CLASSES, WANTED
 from nanokv.device.segment.views import SegmentView
-from nanokv.fsck.look import Look, World, field
+from nanokv.fsck.look import Look, WorldLook, field
 from nanokv.fsck.report import RECOVER, REMAKE, WAIT, Finding, find
 
 #: nodes: a producer that finds a bump pointer at its end has moved it past the end, by one (`extent.bump`)
@@ -30,7 +30,7 @@ def check_identity(views: list[SegmentView], mode: str) -> Iterator[Finding]:
                 yield Finding("I10", rank, f"{name} is {row[name]}, not {want}", f"HeapCtl.{name}", _IDENTITY)
 
 
-def check_control(world: World, look: Look) -> Iterator[Finding]:
+def check_control(world: WorldLook, look: Look) -> Iterator[Finding]:
     """I9, I5, I6: the words of HeapCtl are inside their bounds, always; nobody joins or splits free extents at rest."""
     row, slots, page = look.ctl[0], look.geometry.hdr_count, look.geometry.page_bytes
     base, limit = look.geometry.offsets["heap_base"], look.geometry.offsets["heap_limit"]
@@ -57,7 +57,7 @@ def check_control(world: World, look: Look) -> Iterator[Finding]:
         yield Finding("I6", look.rank, what, "HeapCtl.splitting", WAIT, not world.somebody_ended)
 
 
-def check_activity(world: World, look: Look) -> Iterator[Finding]:
+def check_activity(world: WorldLook, look: Look) -> Iterator[Finding]:
     """I6: at rest no operation of a living rank is counted in flight, or grace periods never end."""
     if not world.quiescent:
         return
@@ -74,7 +74,7 @@ def check_activity(world: World, look: Look) -> Iterator[Finding]:
             yield Finding("I6", look.rank, what, f"activity of rank {rank}", remedy)
 
 
-def check_ring(world: World, look: Look) -> Iterator[Finding]:
+def check_ring(world: WorldLook, look: Look) -> Iterator[Finding]:
     """I10, I7: a hint names a slot that exists, in an epoch that the slot has reached. Holds at any moment."""
     kind, slot, epoch = (field("RING", name, look.ring) for name in ("kind", "header", "epoch"))
     filled = look.ring != 0

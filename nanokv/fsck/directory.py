@@ -19,7 +19,7 @@ from nanokv.device.segment.layout import (
     WRITING,
     key_checks,
 )
-from nanokv.fsck.look import Look, Mask, Numbers, World, field
+from nanokv.fsck.look import Look, Mask, Numbers, WorldLook, field
 from nanokv.fsck.report import REMAKE, WAIT, Finding, find
 
 
@@ -44,7 +44,7 @@ class _Entries(NamedTuple):
     epoch: Numbers
 
 
-def _headers(world: World) -> _Headers:
+def _headers(world: WorldLook) -> _Headers:
     rows = [(at.phase, at.epoch, at.headers["key_hash"], key_checks(at.headers), at.ready) for at in world.looks]
     return _Headers(*map(np.stack, zip(*rows, strict=True)))
 
@@ -73,7 +73,7 @@ def _belongs(look: Look, entries: _Entries, headers: _Headers) -> Mask:
     return here
 
 
-def check_directory(world: World) -> Iterator[Finding]:
+def check_directory(world: WorldLook) -> Iterator[Finding]:
     """I4, I5, I10: entries are valid, stand where their key may stand, and find each READY object exactly once."""
     if not world.allocates:
         return
@@ -105,7 +105,7 @@ def _alive(headers: _Headers, entries: _Entries) -> Mask:
     return found
 
 
-def _check_idle(world: World, look: Look, entries: _Entries, headers: _Headers, same: Mask) -> Iterator[Finding]:
+def _check_idle(world: WorldLook, look: Look, entries: _Entries, headers: _Headers, same: Mask) -> Iterator[Finding]:
     """At rest: no entry is TENTATIVE, and none is left of an object that went away."""
     tentative = entries.phase == ENTRY_TENTATIVE.value
     breach = not _all_ended(world, entries, tentative)
@@ -118,19 +118,19 @@ def _check_idle(world: World, look: Look, entries: _Entries, headers: _Headers, 
     yield from find("I5", look.rank, what, "entry", entries.place[stale])
 
 
-def _all_ended(world: World, entries: _Entries, chosen: Mask) -> bool:
+def _all_ended(world: WorldLook, entries: _Entries, chosen: Mask) -> bool:
     """Whether the producers of all headers that chosen entries name have ended."""
     slots = zip(entries.rank[chosen].tolist(), entries.slot[chosen].tolist(), strict=True)
     return all(world.producer_ended(int(world.looks[rank].headers["producer"][slot])) for rank, slot in slots)
 
 
-def _is_free(world: World, entries: _Entries) -> Mask:
+def _is_free(world: WorldLook, entries: _Entries) -> Mask:
     free = np.stack([look.free_slots for look in world.looks])
     found: Mask = free[entries.rank, entries.slot]
     return found
 
 
-def _check_finds(world: World, headers: _Headers, finds: Numbers) -> Iterator[Finding]:
+def _check_finds(world: WorldLook, headers: _Headers, finds: Numbers) -> Iterator[Finding]:
     wanted = headers.ready | ((headers.phase == WRITING.value) & world.quiescent)
     for rank, (want, times) in enumerate(zip(wanted, finds, strict=True)):
         lost = np.flatnonzero(want & (times == 0))
@@ -140,7 +140,7 @@ def _check_finds(world: World, headers: _Headers, finds: Numbers) -> Iterator[Fi
         yield from find("I4", rank, "objects have several directory entries", "slot", times > 1)
 
 
-def _given_up_early(world: World, headers: _Headers, rank: int, slots: Numbers) -> Mask:
+def _given_up_early(world: WorldLook, headers: _Headers, rank: int, slots: Numbers) -> Mask:
     """Copies that were WRITING and had no entry yet when their producer ended."""
     producers = world.looks[rank].headers["producer"]
     ended = [world.producer_ended(int(producers[slot])) for slot in slots.tolist()]
@@ -148,7 +148,7 @@ def _given_up_early(world: World, headers: _Headers, rank: int, slots: Numbers) 
     return found
 
 
-def check_keys(world: World) -> Iterator[Finding]:
+def check_keys(world: WorldLook) -> Iterator[Finding]:
     """I4: of the READY objects of a key at most one is no copy, and all are alike. Holds at any moment."""
     headers = _headers(world)
     ranks, slots = np.nonzero(headers.ready)
@@ -167,7 +167,7 @@ def check_keys(world: World) -> Iterator[Finding]:
         yield from find("I4", rank, what, "slot", slots[unlike & ~repeated & (ranks == rank)])
 
 
-def _copies(world: World, headers: _Headers) -> Mask:
+def _copies(world: WorldLook, headers: _Headers) -> Mask:
     """READY objects that a REPLICA entry finds; none in host mode, which has no copies."""
     found = np.zeros(headers.phase.shape, np.bool_)
     for look in world.looks if world.allocates else []:
@@ -179,7 +179,7 @@ def _copies(world: World, headers: _Headers) -> Mask:
     return found
 
 
-def _unlike(world: World, ranks: Numbers, slots: Numbers, which: Numbers) -> Mask:
+def _unlike(world: WorldLook, ranks: Numbers, slots: Numbers, which: Numbers) -> Mask:
     """Objects that differ from the first one of their key."""
     first: dict[int, tuple[int, bytes]] = {}
     differs = []

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from nanokv.allocation.stored_layouts import layout_in, tag_in
-from nanokv.fsck.look import Look, World
+from nanokv.fsck.look import Look, WorldLook
 from nanokv.fsck.report import REMAKE, Finding, find
 
 _COMPLETED = "none is needed: the next cache of that identity completes the row before it puts an object"
 
 
-def check_layouts(world: World, look: Look) -> Iterator[Finding]:
+def check_layouts(world: WorldLook, look: Look) -> Iterator[Finding]:
     """I4: a row is right, or it is not finished, which no reader believes; and a tag has one row."""
     taken = look.layouts["identity"] != 0
     whole = np.array([layout_in(row) is not None for row in look.layouts], np.bool_)

@@ -193,7 +193,7 @@ def fingerprint(looks: list[Look]) -> tuple[bytes, ...]:
 
 
 @dataclass(frozen=True)
-class World:
+class WorldLook:
     """The looks at all segments of a world, and the liveness of its ranks: the argument of every check."""
 
     looks: list[Look]

@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator
 import numpy as np
 
 from nanokv.device.segment.layout import HELD, SIZE_CLASSES, unpack
-from nanokv.fsck.look import Look, Numbers, World, nonempty, walk
+from nanokv.fsck.look import Look, Numbers, WorldLook, nonempty, walk
 from nanokv.fsck.report import RECOVER, REMAKE, SHOWN, Finding, find, runs_of
 
 
@@ -35,7 +35,7 @@ class _Places:
         return ", ".join(found)
 
 
-def check_links(world: World, look: Look) -> Iterator[Finding]:
+def check_links(world: WorldLook, look: Look) -> Iterator[Finding]:
     """I2: no link leads out of its arena. Holds at any moment."""
     if not world.allocates:
         return
@@ -46,7 +46,7 @@ def check_links(world: World, look: Look) -> Iterator[Finding]:
         yield from find("I2", look.rank, "links lead out of the arena", f"{unit} link", wild)
 
 
-def check_pages(world: World, look: Look) -> Iterator[Finding]:
+def check_pages(world: WorldLook, look: Look) -> Iterator[Finding]:
     """I1, I2: no page is in two places, at any moment for READY objects; at rest none is in no place either."""
     places = _Places(look.geometry.n_pages)
     for holder, chosen in world.holders(look).items():
@@ -96,7 +96,7 @@ def _overlaps(look: Look, places: _Places, pages: Numbers) -> Iterator[Finding]:
     yield from find("I1", look.rank, f"{len(runs) - SHOWN} more runs of pages are in more than one place", "page", more)
 
 
-def _leaks(world: World, look: Look, pages: Numbers) -> Iterator[Finding]:
+def _leaks(world: WorldLook, look: Look, pages: Numbers) -> Iterator[Finding]:
     what = f"{len(pages)} pages of {look.geometry.page_bytes} bytes are in no place: a leak"
     ended = world.somebody_ended
     yield from find("I2", look.rank, what, "page", pages, RECOVER if ended else REMAKE, not ended)

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from nanokv.device.segment.layout import PIN_HELD, PIN_INTENT, unpack
-from nanokv.fsck.look import Look, Numbers, World, field
+from nanokv.fsck.look import Look, Numbers, WorldLook, field
 from nanokv.fsck.report import RECOVER, WAIT, Finding, find
 
 
-def check_pins(world: World, look: Look) -> Iterator[Finding]:
+def check_pins(world: WorldLook, look: Look) -> Iterator[Finding]:
     """I8, I10: ledger lines are valid, and at rest the HELD lines of an object are exactly its pins."""
     phase, slot, producer = (field("PIN", name, look.pins) for name in ("phase", "header", "producer"))
     wild = (phase == 0) | (phase > PIN_HELD.value) | (slot >= look.geometry.hdr_count)
@@ -22,7 +22,7 @@ def check_pins(world: World, look: Look) -> Iterator[Finding]:
         yield from _check_pin_owners(world, look, held, intent, producer)
 
 
-def _check_pin_counts(world: World, look: Look, slots: Numbers) -> Iterator[Finding]:
+def _check_pin_counts(world: WorldLook, look: Look, slots: Numbers) -> Iterator[Finding]:
     lines = np.bincount(slots, minlength=look.geometry.hdr_count)
     pins = field("STATE", "pins", look.states)
     what = "objects have fewer pins than HELD ledger lines: they may be reused under a reader"
@@ -32,7 +32,9 @@ def _check_pin_counts(world: World, look: Look, slots: Numbers) -> Iterator[Find
     yield from find("I8", look.rank, what, "slot", pins > lines, remedy, not world.somebody_ended)
 
 
-def _check_pin_owners(world: World, look: Look, held: Numbers, intent: Numbers, producer: Numbers) -> Iterator[Finding]:
+def _check_pin_owners(
+    world: WorldLook, look: Look, held: Numbers, intent: Numbers, producer: Numbers
+) -> Iterator[Finding]:
     lines = np.concatenate([held, intent])
     ended = [bits for bits in np.unique(producer[lines]).tolist() if world.producer_ended(bits)]
     left = lines[np.isin(producer[lines], ended)]

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from nanokv.device.segment.layout import DEAD, ENTRY_EPOCH_MASK, READY, RESERVED, unpack
-from nanokv.fsck.look import Look, Mask, Numbers, World, field
+from nanokv.fsck.look import Look, Mask, Numbers, WorldLook, field
 from nanokv.fsck.report import RECOVER, REMAKE, WAIT, Finding, find
 
 
-def check_state_words(world: World, look: Look) -> Iterator[Finding]:
+def check_state_words(world: WorldLook, look: Look) -> Iterator[Finding]:
     """I10, I8: a STATE word is one of the four states, and only READY objects are pinned. Holds at any moment."""
     yield from find("I10", look.rank, "states that do not exist", "slot", look.phase > DEAD.value)
     pinned = unpack("STATE", "pins", look.states) > 0
@@ -17,7 +17,7 @@ def check_state_words(world: World, look: Look) -> Iterator[Finding]:
     yield from find("I8", look.rank, what, "slot", pinned & (look.phase != READY.value))
 
 
-def check_slots(world: World, look: Look) -> Iterator[Finding]:
+def check_slots(world: WorldLook, look: Look) -> Iterator[Finding]:
     """I2, I1: each slot below `hdr_head` is free once, or in use, or in quarantine; none beyond it was ever taken."""
     if not (world.quiescent and world.allocates):
         return
@@ -39,7 +39,7 @@ def _check_free(look: Look, beyond: Mask) -> Iterator[Finding]:
     yield from find("I1", look.rank, what, "slot", beyond & (look.free_slots | (look.states != 0)))
 
 
-def _check_loose(world: World, look: Look, beyond: Mask) -> Iterator[Finding]:
+def _check_loose(world: WorldLook, look: Look, beyond: Mask) -> Iterator[Finding]:
     unmarked = (look.phase == RESERVED.value) & (look.epoch == 0)
     empty = (look.phase == DEAD.value) & (look.headers["n_pages"] == 0)
     loose = look.stable & (unmarked | empty) & ~look.free_slots & ~beyond
@@ -52,7 +52,7 @@ def _check_loose(world: World, look: Look, beyond: Mask) -> Iterator[Finding]:
         yield from find("I6", look.rank, "slots were given up", "slot", waiting, RECOVER, False)
 
 
-def _named_by_an_entry(world: World, look: Look) -> Mask:
+def _named_by_an_entry(world: WorldLook, look: Look) -> Mask:
     """Slots of a segment whose epoch some directory entry names."""
     found = np.zeros(look.geometry.hdr_count, np.bool_)
     for other in world.looks:
@@ -65,7 +65,7 @@ def _named_by_an_entry(world: World, look: Look) -> Mask:
     return found
 
 
-def check_headers(world: World, look: Look) -> Iterator[Finding]:
+def check_headers(world: WorldLook, look: Look) -> Iterator[Finding]:
     """I10, I3: the extent of a header is inside the arena, and a READY object has exactly the pages of its bytes."""
     chosen = np.any(list(world.holders(look).values()), axis=0)
     _, wild = look.extents(chosen, whole=world.allocates)
@@ -86,7 +86,7 @@ def _check_sizes(look: Look, slots: Numbers) -> Iterator[Finding]:
     yield from find("I10", look.rank, "empty objects outside of the arena", "slot", slots[outside])
 
 
-def check_unfinished(world: World, look: Look) -> Iterator[Finding]:
+def check_unfinished(world: WorldLook, look: Look) -> Iterator[Finding]:
     """I6: objects whose producer ended before they were READY, and pages in quarantine whose owner has ended."""
     if not world.quiescent:
         return

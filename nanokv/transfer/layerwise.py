@@ -21,7 +21,7 @@ from nanokv.types import Key, KeyDigest
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LayerTarget:
     """Where objects of blocks go.
 
     Attributes:
@@ -48,7 +48,7 @@ class LayerwisePut:
         keys: Sequence[tuple[Key, KeyDigest]],
         blocks: Sequence[int],
         planes: Sequence[Sequence[torch.Tensor]],
-        target: Target,
+        target: LayerTarget,
         judge: Callable[[int, Key], NanoKVError | None],
     ) -> None:
         """`planes`: per layer its planes, each [blocks, ...], in the order in which an object holds them."""

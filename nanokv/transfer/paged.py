@@ -28,7 +28,7 @@ from nanokv.keys.identity import Identity
 from nanokv.keys.kv_layout import KVLayout
 from nanokv.transfer.engine_layers import EngineLayers
 from nanokv.transfer.growing_batch import GrowingBatch
-from nanokv.transfer.layerwise import LayerwisePut, Target
+from nanokv.transfer.layerwise import LayerTarget, LayerwisePut
 from nanokv.transfer.reshard import Plan, SliceReader, check_readable, misfit, plan, sources_of
 from nanokv.transfer.single import SingleTransfer
 from nanokv.types import Key, KeyDigest
@@ -315,7 +315,7 @@ class PagedKV:
             named,
             blocks,
             [planes[i : i + each] for i in range(0, len(planes), each)],
-            Target(preferred_segment, self._hooks.terms(hold), nbytes, self._engine.descriptor(chosen)),
+            LayerTarget(preferred_segment, self._hooks.terms(hold), nbytes, self._engine.descriptor(chosen)),
             lambda status, key: self._hooks.judge_put(status, key, nbytes, preferred_segment),
         )
 

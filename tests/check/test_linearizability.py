@@ -16,7 +16,7 @@ from nanokv.check.machine.histories.key_model import (
     PINNED,
     PLAIN,
     TORN,
-    World,
+    WorldKind,
     step,
     with_excuses,
 )
@@ -33,7 +33,7 @@ def history(*operations: Spec) -> list[Operation]:
     return [Operation(*operation) for operation in operations]
 
 
-def holds(operations: list[Operation], world: World = PLAIN) -> bool | None:
+def holds(operations: list[Operation], world: WorldKind = PLAIN) -> bool | None:
     return check(with_excuses(operations, world), world.step(), ABSENT).holds
 
 
@@ -90,11 +90,11 @@ def test_what_cannot_be(name: str) -> None:
 
 
 def test_eviction_may_take_an_object_at_any_moment() -> None:
-    evicting = World(may_evict=True)
+    evicting = WorldKind(may_evict=True)
     assert holds(BAD["a lost put"], evicting) is True
     assert holds(BAD["a stale read"], evicting) is False
     assert holds(BAD["full, and there is room"], evicting) is False
-    assert holds(BAD["full, and there is room"], World(may_be_full=True)) is True
+    assert holds(BAD["full, and there is room"], WorldKind(may_be_full=True)) is True
 
 
 def test_a_search_that_is_too_long_is_not_decided() -> None:

@@ -9,7 +9,7 @@ from nanokv.check.machine.histories.linearizability import NEVER
 from nanokv.check.nodes import keys
 from nanokv.check.nodes.calls import LOST, NO_HOME, NOTHING, WRONG, Call, CallLog, forget_calls, is_putting, read_calls
 from nanokv.check.nodes.judge import Facts, Judgement, judge, stored_for_good, to_be_found
-from nanokv.check.nodes.times import Seen, Times, departures, losses, of_calls
+from nanokv.check.nodes.times import FaultTimes, Seen, departures, losses, of_calls
 
 
 # --- notes of calls ---
@@ -181,12 +181,12 @@ def test_times_are_the_longest_of_each_kind() -> None:
     assert (found.others, found.refused, found.others_lost, found.calm) == ([3.0, 4.0], [2.0, 1.0], 1, [])
     before = of_calls(calls, {KEY: HOME}, 5 * second, 6 * second, lambda one, two: two == 2, victim=2)
     assert (before.others, before.refused, before.others_lost, before.calm) == ([], [], 0, [3.0, 4.0])
-    total = Times(lost=[1.0])
+    total = FaultTimes(lost=[1.0])
     total.add(found)
-    total.add(Times(lost=[2.5]))
+    total.add(FaultTimes(lost=[2.5]))
     assert "PeerLost after 2.50 s" in total.as_note() and "other calls took 4.000 s" in total.as_note()
     assert total.as_numbers() == {"lost": 2.5, "refused": 2.0, "others": 4.0, "others_p99": 4.0, "others_lost": 1}
     total.add(before)
     assert total.as_numbers()["calm_p99"] == 4.0
     assert "p99 of those 4000.00 ms, and 4000.00 ms before it" in total.as_note()
-    assert Times().as_note() == ""
+    assert FaultTimes().as_note() == ""

@@ -20,7 +20,7 @@ from nanokv.device import sources
 from nanokv.device.machines import code_cache, native_compiler
 from nanokv.device.machines.code_cache import CodeFile, cache_directory
 from nanokv.device.machines.compile_progress import compile_progress
-from nanokv.device.machines.native_code import Code, compiled, native_function
+from nanokv.device.machines.native_code import CompiledEntries, compiled, native_function
 from nanokv.device.machines.native_entries import NATIVE_ENTRIES
 from nanokv.device.machines.native_library import ObjectCode
 from nanokv.device.sources import COMPILED_ROOMS, DEVICE, files_digest
@@ -370,7 +370,7 @@ def test_code_that_cannot_be_kept_runs_and_warns(
 # --- what is compiled, and what is said -------------------------------------------------------
 def test_rare_entries_come_when_they_are_called(compilations: list[str]) -> None:
     compiled(rare=True)
-    code = Code()
+    code = CompiledEntries()
     code.require_common()
     assert "put_now" in code and not {"install", "recount"} & code.keys()
     assert callable(code["recount"]) and "recount" in code

@@ -6,14 +6,14 @@ import triton
 import triton.language as tl
 
 from nanokv.device import ptx
-from nanokv.device.ptx import Counts, Machine
+from nanokv.device.ptx import Machine, WarpCounts
 from tests.ptx.test_memory import kernel
 from tests.ptx.test_scheduler import many_warps
 
 pytestmark = pytest.mark.proved
 
 
-def counted(body: str, *, warps: int = 1) -> Counts:
+def counted(body: str, *, warps: int = 1) -> WarpCounts:
     """The costliest warp of a kernel on a tensor of zeros."""
     machine = Machine(count=True)
     text = kernel(body, 1) if warps == 1 else many_warps(body, warps)

@@ -19,7 +19,7 @@ from nanokv.heap.shm import list_worlds
 from nanokv.tools.cli import app
 from nanokv.tools.replay.chart import draw
 from nanokv.tools.replay.limits import lru_rates
-from nanokv.tools.replay.run import PAGE_BYTES, Row, Tickets, Times, _Producer, replay
+from nanokv.tools.replay.run import PAGE_BYTES, CapacityRow, OperationTimes, Tickets, _Producer, replay
 from nanokv.tools.replay.trace import Trace, make_trace, read_trace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -205,7 +205,7 @@ def test_a_file_that_is_not_there() -> None:
 @pytest.mark.parametrize("capacity", [1, 20, 100_000])
 def test_a_chart_fits_its_width_and_shows_each_point(trace: Trace, width: int, capacity: int) -> None:
     rates = lru_rates(trace)
-    row = Row(capacity, 0.2, {"LRU": 0.1}, 0.7, 0, 0, Times(None, None), Times(None, None))
+    row = CapacityRow(capacity, 0.2, {"LRU": 0.1}, 0.7, 0, 0, OperationTimes(None, None), OperationTimes(None, None))
     lines = list(draw([row], rates, width))
     drawn = lines[:-2]
     assert max(map(len, lines[:-1])) <= width

@@ -24,7 +24,7 @@ from nanokv.device import library, remote
 from nanokv.device.kernels import copies, many, payload, reshape_and_cache, ring, slices
 from nanokv.device.kernels.frame import arguments, call_kernel
 from nanokv.device.library import OK, copy_tile, get, put
-from nanokv.device.machines.entries import ENTRIES, Entry
+from nanokv.device.machines.entries import ENTRIES, NativeEntry
 from nanokv.device.memory import triton as memory
 from nanokv.device.memory.triton import load64
 from nanokv.device.protocol.freelist import pop, push
@@ -124,7 +124,7 @@ def call_library_kernel(frame: tl.int64, function: tl.constexpr, n_arguments: tl
     function(*arguments(frame, n_arguments))
 
 
-def _called(entry: Entry) -> Kernel:
+def _called(entry: NativeEntry) -> Kernel:
     constants = {"function": entry.function, "n_arguments": entry.arguments, "n_answers": entry.answers}
     return Kernel(call_kernel, False, {"frame": "i64"}, constants)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nanokv.bench.peers import isolation
 from nanokv.bench.peers.child import Wishes
-from nanokv.bench.peers.lane import Lane
+from nanokv.bench.peers.lane import PeerLane
 from nanokv.bench.peers.turns import BATCH
 
 
@@ -16,8 +16,8 @@ def wishes(system: str, size: int = 1024, slots: int = BATCH) -> Wishes:
 
 
 @contextlib.contextmanager
-def running(wanted: Wishes) -> Iterator[Lane]:
-    one = Lane(wanted)
+def running(wanted: Wishes) -> Iterator[PeerLane]:
+    one = PeerLane(wanted)
     try:
         one.wait()
         yield one

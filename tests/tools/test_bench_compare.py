@@ -12,7 +12,7 @@ from nanokv.bench.__main__ import main
 from nanokv.bench.suite.compare import judge
 from nanokv.bench.suite.distribution import latency
 from nanokv.bench.suite.figure import Case, Figure, quantity
-from nanokv.bench.suite.record import BadRecord, Outcome, Record, read, write
+from nanokv.bench.suite.record import BadRecord, QuestionResult, Record, read, write
 from nanokv.bench.suite.settings import KIB, MIB
 from nanokv.bench.suite.targets import Target, targets
 
@@ -32,7 +32,9 @@ def time_of(system: str, *values: float, question: str = "latency") -> Figure:
 
 
 def record_of(*figures: Figure, **about: Any) -> Record:
-    outcomes = [Outcome(name, "a?", "b", ("system", "copy_"), "done") for name in {one.question for one in figures}]
+    outcomes = [
+        QuestionResult(name, "a?", "b", ("system", "copy_"), "done") for name in {one.question for one in figures}
+    ]
     return Record(ABOUT | about, outcomes, list(figures))
 
 

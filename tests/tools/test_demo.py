@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from nanokv.tools.demo.prompts import BLOCK_TOKENS, SHARED_TOKENS, make_prompts, whole_blocks
-from nanokv.tools.demo.run import Outcome
+from nanokv.tools.demo.run import DemoResult
 
 pytest.importorskip("transformers", reason="the demo needs the extra nanokv[demo]")
 
@@ -90,7 +90,7 @@ def test_prompts_end_in_and_at_blocks() -> None:
 )
 def test_outcome_complains(changes: dict[str, object], complaint: str) -> None:
     decoded = {"tokens": [[1, 2]], "digests": [["a"]], "control": [1, 3]} | changes
-    outcome = Outcome("device", {}, decoded, [[1, 2]], [["a"]])
+    outcome = DemoResult("device", {}, decoded, [[1, 2]], [["a"]])
     assert len(outcome.complaints) == bool(complaint)
     assert complaint in "".join(outcome.complaints)
 
@@ -98,7 +98,7 @@ def test_outcome_complains(changes: dict[str, object], complaint: str) -> None:
 # --- whole runs ---
 @pytest.mark.exhaustive
 def test_both_modes_equal_the_single_process() -> None:
-    outcomes: list[Outcome] = []
+    outcomes: list[DemoResult] = []
     code, report = run(alloc="both", prompts=3, report=outcomes.extend)
     assert code == 0, report
     data = json.loads(json.dumps([outcome.as_dict() for outcome in outcomes]))  # as `nanokv demo --json` prints it

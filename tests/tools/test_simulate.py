@@ -13,7 +13,7 @@ from nanokv.bench.simulate import queues as queues_module
 from nanokv.bench.simulate.__main__ import main
 from nanokv.bench.simulate.assumptions import Assumptions, all_fields, changed
 from nanokv.bench.simulate.cases import MASTER, Case, Steps, drawn, run
-from nanokv.bench.simulate.questions import Answer, Effort, Row, answer
+from nanokv.bench.simulate.questions import Effort, RowAnswer, SimulatedWorld, answer
 from nanokv.bench.simulate.queues import Collapsed, Gate, Operation, Queues, Station
 from nanokv.bench.simulate.tables import number
 
@@ -34,8 +34,8 @@ def waits_of(arrivals: Sequence[float], services: Sequence[float], queues: Queue
     return np.array(ends) - np.array(arrivals) - np.array(services)
 
 
-def saturation(case: Case, *settings: str, operations: int = 1500) -> Answer:
-    (found,) = answer([Row("", case, settings)], GIVEN, Effort(operations))
+def saturation(case: Case, *settings: str, operations: int = 1500) -> RowAnswer:
+    (found,) = answer([SimulatedWorld("", case, settings)], GIVEN, Effort(operations))
     return found
 
 

@@ -34,7 +34,7 @@ def homes_of(nodes: int, keys: Words) -> Words:
     return _numbers(names(nodes), keys)
 
 
-class Change(NamedTuple):
+class HomeChange(NamedTuple):
     """What a change of members does to keys that were put before it.
 
     Attributes:
@@ -52,7 +52,7 @@ class Change(NamedTuple):
     miss: float
 
 
-def joined(nodes: int, joins: int, keys: Words) -> Change:
+def joined(nodes: int, joins: int, keys: Words) -> HomeChange:
     """Nodes join, one after the other, after all keys were put."""
     before, after = homes_of(nodes, keys), names(nodes + joins)
     lists = [_numbers(after[: len(after) - out], keys) for out in range(min(LAST_JOINS + 1, len(after)))]
@@ -66,7 +66,7 @@ def joined(nodes: int, joins: int, keys: Words) -> Change:
         asked += new & ~found
         found |= homes == before
     there = asked[found]
-    return Change(
+    return HomeChange(
         float((lists[0] != before).mean()),
         float(there.mean()),
         int(np.quantile(there, 0.999, method="higher")),
@@ -75,9 +75,9 @@ def joined(nodes: int, joins: int, keys: Words) -> Change:
     )
 
 
-def left(nodes: int, keys: Words) -> Change:
+def left(nodes: int, keys: Words) -> HomeChange:
     """The node that joined first leaves. Its objects are gone; those of others are where they were."""
     before = homes_of(nodes, keys)
     after = _numbers(names(nodes)[1:], keys)
     gone, moved = before == 0, after != before
-    return Change(float(moved.mean()), 1.0, 1, float((gone | moved).mean()), 1.0)
+    return HomeChange(float(moved.mean()), 1.0, 1, float((gone | moved).mean()), 1.0)

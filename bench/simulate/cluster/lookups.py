@@ -40,7 +40,7 @@ class Case:
     threads: int = THREADS
 
 
-class Outcome(NamedTuple):
+class LookupResult(NamedTuple):
     """What one run found.
 
     Attributes:
@@ -65,7 +65,7 @@ def places(case: Case, count: int, seed: int) -> tuple[Words, Words]:
     return here, homes_of(case.nodes, random_keys(count * case.keys, seed + 1)).reshape(count, case.keys)
 
 
-def run(case: Case, given: ClusterAssumptions, load: float, count: int, seed: int) -> Outcome:
+def run(case: Case, given: ClusterAssumptions, load: float, count: int, seed: int) -> LookupResult:
     """Simulate `count` calls, `load` a second of each node.
 
     Raises:
@@ -96,7 +96,7 @@ def run(case: Case, given: ClusterAssumptions, load: float, count: int, seed: in
     np.maximum.at(last, whose, ends)
     took = (last - arrivals)[int(WARM_UP * count) :]
     p50, p99 = (float(each) for each in np.quantile(took, (0.5, 0.99), method="higher"))
-    return Outcome(p50, p99, asked / count, *_busiest(queues, count))
+    return LookupResult(p50, p99, asked / count, *_busiest(queues, count))
 
 
 def _steps(case: Case, calls: Calls, here: int, part: list[tuple[int, int]]) -> Operation:
@@ -117,20 +117,20 @@ def _busiest(queues: Queues, count: int) -> tuple[str, float]:
     return kind, kinds[kind]
 
 
-class Answer(NamedTuple):
+class CaseAnswer(NamedTuple):
     """Of one case: idle, and where the busiest part of all nodes works a share `use` of its time.
 
     Attributes:
         capacity: calls a second of each node at which that part works all the time.
     """
 
-    idle: Outcome
+    idle: LookupResult
     capacity: float
-    loaded: Outcome
+    loaded: LookupResult
 
 
-def answer(case: Case, given: ClusterAssumptions, count: int, seed: int) -> Answer:
+def answer(case: Case, given: ClusterAssumptions, count: int, seed: int) -> CaseAnswer:
     """Run a case twice."""
     idle = run(case, given, IDLE, count, seed)
     capacity = 1e6 / max(idle.most, 1e-9)
-    return Answer(idle, capacity, run(case, given, given.use * capacity, count, seed))
+    return CaseAnswer(idle, capacity, run(case, given, given.use * capacity, count, seed))

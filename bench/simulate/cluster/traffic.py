@@ -64,7 +64,7 @@ def most_puts(given: ClusterAssumptions, nodes: int, cores: float = 1.0) -> floa
     return low
 
 
-class Watch(NamedTuple):
+class MembershipCost(NamedTuple):
     """What membership costs.
 
     Attributes:
@@ -82,10 +82,10 @@ class Watch(NamedTuple):
     scan_bytes: float
 
 
-def watch(given: ClusterAssumptions, nodes: int) -> Watch:
+def watch(given: ClusterAssumptions, nodes: int) -> MembershipCost:
     """At so many nodes."""
     members = nodes * given.members
     change = 2.0 * members * given.card_bytes * given.members
     start = sum(range(1, members + 1)) * given.card_us / 1e6
     scan = (nodes - 1) * given.objects * OBJ_HEADER.size * given.members
-    return Watch(members * 3 / given.ttl, change, members * given.card_us, start, float(scan))
+    return MembershipCost(members * 3 / given.ttl, change, members * given.card_us, start, float(scan))

@@ -53,7 +53,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class LabLayout:
     """Hosts, and what they share.
 
     Attributes:
@@ -80,7 +80,7 @@ class Layout:
 
 
 # --- namespaces -------------------------------------------------------------------------------
-def up(name: str, hosts: Sequence[str]) -> Layout:
+def up(name: str, hosts: Sequence[str]) -> LabLayout:
     """Lay out a host for each name, and start etcd where it is installed; `down` takes all of it away.
 
     Raises:
@@ -96,7 +96,7 @@ def up(name: str, hosts: Sequence[str]) -> Layout:
         address = f"{SUBNET}.1"
         etcd = Etcd(folder, address, CLIENTS, PEERS, _enter(name, HUB)) if is_installed() else None
         registry = _registry(name, folder, address, CLIENTS)
-        return Layout(name, places, registry, folder, is_apart=True, etcd=etcd)
+        return LabLayout(name, places, registry, folder, is_apart=True, etcd=etcd)
     except BaseException:
         down(name)
         raise
@@ -185,7 +185,7 @@ def ip(*arguments: str) -> str:
 
 # --- what every layout has --------------------------------------------------------------------
 @contextlib.contextmanager
-def namespaces(name: str, hosts: Sequence[str]) -> Iterator[Layout]:
+def namespaces(name: str, hosts: Sequence[str]) -> Iterator[LabLayout]:
     """A layout of namespaces for as long as the block runs. Raises as `up`."""
     layout = up(name, hosts)
     try:
@@ -197,7 +197,7 @@ def namespaces(name: str, hosts: Sequence[str]) -> Iterator[Layout]:
 
 
 @contextlib.contextmanager
-def loopback(name: str, hosts: Sequence[str], *, own_session: bool = True) -> Iterator[Layout]:
+def loopback(name: str, hosts: Sequence[str], *, own_session: bool = True) -> Iterator[LabLayout]:
     """The same hosts on loopback: no namespaces, and no root needed.
 
     Args:
@@ -213,7 +213,7 @@ def loopback(name: str, hosts: Sequence[str], *, own_session: bool = True) -> It
         clients, peers = free_ports(2)
         etcd = Etcd(folder, address, clients, peers, own_session=own_session) if is_installed() else None
         places = tuple(Host(host, address, "lo") for host in hosts)
-        yield Layout(name, places, _registry(name, folder, address, clients), folder, is_apart=False, etcd=etcd)
+        yield LabLayout(name, places, _registry(name, folder, address, clients), folder, is_apart=False, etcd=etcd)
     finally:
         if etcd is not None:
             etcd.kill()

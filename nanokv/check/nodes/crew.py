@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from nanokv.check.lab.layout import Host, Layout
+from nanokv.check.lab.layout import Host, LabLayout
 from nanokv.check.report import CheckFailure
 
 PATIENCE = 120.0  #: seconds for an answer; the longest, of `empty` and `pause`, take seconds. More is a hang
@@ -25,7 +25,7 @@ class NodeProcess:
     All methods raise CheckFailure if it ended, failed, or did not answer for PATIENCE seconds.
     """
 
-    def __init__(self, layout: Layout, host: Host, settings: dict[str, Any]) -> None:
+    def __init__(self, layout: LabLayout, host: Host, settings: dict[str, Any]) -> None:
         self.name = host.name
         self._log = layout.folder / f"{host.name}.{settings['run']}.log"
         environment = os.environ | {
@@ -121,7 +121,7 @@ class Crew(contextlib.AbstractContextManager["Crew"]):
         mutant: one of `mutants.MUTANTS`; "": none.
     """
 
-    def __init__(self, layout: Layout, options: dict[str, Any], mutant: str = "") -> None:
+    def __init__(self, layout: LabLayout, options: dict[str, Any], mutant: str = "") -> None:
         self._layout, self._options, self._mutant = layout, options, mutant
         self.hosts = {host.name: host for host in layout.hosts}
         self.names = sorted(self.hosts)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from nanokv.check.lab import links
-from nanokv.check.lab.layout import Layout
+from nanokv.check.lab.layout import LabLayout
 from nanokv.check.nodes.crew import Crew
 
 
@@ -12,7 +12,7 @@ class Scene(NamedTuple):
     """To whom a fault is done."""
 
     crew: Crew
-    layout: Layout
+    layout: LabLayout
     victim: str
     other: str  #: the second node, of faults between two
 
@@ -85,7 +85,7 @@ class Fault(NamedTuple):
             return {one, two} == {scene.victim, scene.other}
         return scene.victim in (one, two)
 
-    def is_possible(self, layout: Layout) -> bool:
+    def is_possible(self, layout: LabLayout) -> bool:
         """Whether this layout has what it needs."""
         return (layout.is_apart or not self.needs_namespaces) and (layout.etcd is not None or not self.needs_etcd)
 

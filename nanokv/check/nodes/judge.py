@@ -15,14 +15,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from nanokv.check.machine.histories.key_model import ABSENT, DUPLICATE, FULL, KILLED, OK, World, with_excuses
+from nanokv.check.machine.histories.key_model import ABSENT, DUPLICATE, FULL, KILLED, OK, WorldKind, with_excuses
 from nanokv.check.machine.histories.linearizability import NEVER, Operation, check, until
 from nanokv.check.machine.histories.timeline import explain
 from nanokv.check.nodes.calls import LOST, NO_HOME, NOTHING, WRONG, Call
 from nanokv.check.nodes.keys import is_own
 
 MOST = 400_000  #: configurations per key
-WORLD = World(may_be_full=True)
+WORLD = WorldKind(may_be_full=True)
 _REFUSED = (DUPLICATE, FULL, NOTHING)  #: puts that have stored nothing
 
 

@@ -37,7 +37,7 @@ LOOK = 0.003  #: seconds between two looks
 WRONG = "WRONG"
 
 
-class Change(NamedTuple):
+class NodeView(NamedTuple):
     """From `at` on (ns, when the call returned) a node looked like that: OK, LOST, MISS, WRONG; or members changed."""
 
     at: int
@@ -54,7 +54,7 @@ class Looks:
 
     def __init__(self, cluster: NanoKVCluster, key: int) -> None:
         self._cluster, self._key = cluster, key
-        self.changes: list[Change] = []
+        self.changes: list[NodeView] = []
         self.last = (0, 0)
         self.wrong = ""
         self._stop = threading.Event()
@@ -68,7 +68,7 @@ class Looks:
                 what = self._look()
                 self.last = called, time.monotonic_ns()
                 if not self.changes or self.changes[-1].what != what:
-                    self.changes.append(Change(self.last[1], what))
+                    self.changes.append(NodeView(self.last[1], what))
         except CacheClosed:
             pass
 
@@ -107,7 +107,7 @@ class Members:
 
     def __init__(self, cluster: NanoKVCluster) -> None:
         self._cluster = cluster
-        self.changes: list[Change] = []
+        self.changes: list[NodeView] = []
         self.away, self.is_away, self.away_until = 0.0, False, 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="members", daemon=True)
@@ -118,7 +118,7 @@ class Members:
             while not self._stop.wait(LOOK):
                 names = ",".join(self._cluster.nodes)
                 if not self.changes or self.changes[-1].what != names:
-                    self.changes.append(Change(time.monotonic_ns(), names))
+                    self.changes.append(NodeView(time.monotonic_ns(), names))
                 away = self._cluster.registry_away
                 self.away, self.is_away = max(self.away, away), away > 0
                 if self.is_away:

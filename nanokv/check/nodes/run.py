@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from nanokv.check.lab.guard import guarded
-from nanokv.check.lab.layout import Layout, LayoutError, loopback, namespaces
+from nanokv.check.lab.layout import LabLayout, LayoutError, loopback, namespaces
 from nanokv.check.machine.histories.key_model import KILLED
 from nanokv.check.machine.histories.linearizability import NEVER
 from nanokv.check.nodes import keys, times
@@ -24,7 +24,7 @@ from nanokv.check.nodes.crew import Crew
 from nanokv.check.nodes.faults import FAULTS, Fault, Scene
 from nanokv.check.nodes.judge import Facts, Judgement, judge, stored_for_good, to_be_found
 from nanokv.check.nodes.keys import MOST_ROUNDS
-from nanokv.check.nodes.times import Times
+from nanokv.check.nodes.times import FaultTimes
 from nanokv.check.report import CheckFailure, Row, tell
 from nanokv.errors import InvalidArgument
 
@@ -45,11 +45,11 @@ _AIM, _LOOK_CLOSELY = 0.5, 0.0002  #: seconds
 _PUT_SECONDS = 0.01  #: about as long as the put takes at which a fault aims
 
 
-class Told(NamedTuple):
+class RoundReport(NamedTuple):
     """What a round has to tell."""
 
     judgement: Judgement
-    times: Times
+    times: FaultTimes
     worlds: int  #: that were looked at
 
 
@@ -61,7 +61,7 @@ class Lab:
         seed: of the calls of all threads.
     """
 
-    def __init__(self, layout: Layout, crew: Crew, timeout: float, seed: int) -> None:
+    def __init__(self, layout: LabLayout, crew: Crew, timeout: float, seed: int) -> None:
         self.layout, self.crew, self.timeout, self.seed = layout, crew, timeout, seed
         self.folder: Path = layout.folder
         self.numbers = {name: number for number, name in enumerate(crew.names)}
@@ -99,7 +99,7 @@ class Round:
         self._canaries: dict[str, int] = {}
         self._begun = self._dead = self._ended = NEVER
 
-    def run(self) -> Told:
+    def run(self) -> RoundReport:
         """All of it.
 
         Raises:
@@ -120,7 +120,7 @@ class Round:
         judgement = judge(calls, self._facts(seen, homes))
         judgement.failures = wrong + judgement.failures + self._look_at_worlds(calls)
         forget_calls(self._lab.folder, self._number)
-        return Told(judgement, self._times(seen, calls, homes), len(self._crew.names))
+        return RoundReport(judgement, self._times(seen, calls, homes), len(self._crew.names))
 
     # --- the work ---
     def _meet(self) -> None:
@@ -252,7 +252,7 @@ class Round:
         wrong += [(name, f"when all is removed, {why}") for name, some in left.items() for why in some]
         return [f"the world of {name}: {why}" for name, why in wrong]
 
-    def _times(self, seen: dict[str, times.Seen], calls: list[Call], homes: dict[int, int]) -> Times:
+    def _times(self, seen: dict[str, times.Seen], calls: list[Call], homes: dict[int, int]) -> FaultTimes:
         fault, scene, names = self._fault, self._scene, self._crew.names
 
         def is_cut(one: int, two: int) -> bool:
@@ -341,7 +341,7 @@ def run_nodes(
 
 
 @contextlib.contextmanager
-def _laid_out(apart: bool) -> Iterator[tuple[Layout, str]]:
+def _laid_out(apart: bool) -> Iterator[tuple[LabLayout, str]]:
     """The best layout that this machine allows, and why it is not a better one."""
     name = f"nanokv-check-{os.getpid()}-{secrets.token_hex(2)}"
     with contextlib.ExitStack() as stack:
@@ -357,7 +357,7 @@ def _laid_out(apart: bool) -> Iterator[tuple[Layout, str]]:
         yield stack.enter_context(loopback(name, NODES, own_session=False)), why
 
 
-def _namespaces(stack: contextlib.ExitStack, name: str) -> Layout:
+def _namespaces(stack: contextlib.ExitStack, name: str) -> LabLayout:
     with contextlib.ExitStack() as trial:
         layout = trial.enter_context(namespaces(name, NODES))
         trial.enter_context(guarded(name))  # also if this process is killed
@@ -365,7 +365,7 @@ def _namespaces(stack: contextlib.ExitStack, name: str) -> Layout:
     return layout
 
 
-def _place(layout: Layout, why: str, left_out: list[str], seed: int) -> Row:
+def _place(layout: LabLayout, why: str, left_out: list[str], seed: int) -> Row:
     """The row that says where the nodes are."""
     name = "nodes in network namespaces" if layout.is_apart else "nodes on LOOPBACK, without namespaces"
     said = [f"({why})"] if why else []
@@ -378,11 +378,11 @@ def _place(layout: Layout, why: str, left_out: list[str], seed: int) -> Row:
 class _Run:
     """All rounds on one layout."""
 
-    def __init__(self, layout: Layout, seed: int, mutant: str) -> None:
+    def __init__(self, layout: LabLayout, seed: int, mutant: str) -> None:
         self._layout, self._seed, self._mutant = layout, seed, mutant
         self._calls = Row(PART, "calls and answers", unit="calls")
         self._worlds = Row(PART, "nothing is left, fsck", unit="worlds")
-        self._kinds: dict[str, tuple[Row, Times]] = {}
+        self._kinds: dict[str, tuple[Row, FaultTimes]] = {}
         self._unsure = self._undecided = self._explored = 0
 
     def run(self, faults: Sequence[Fault], seconds: float, place: Row) -> list[Row]:
@@ -401,7 +401,7 @@ class _Run:
 
     def _round(self, lab: Lab, number: int, fault: Fault, scene: Scene, chance: random.Random) -> bool:
         """Whether it held."""
-        row, times = self._kinds.setdefault(fault.name, (Row(PART, fault.name, unit="faults"), Times()))
+        row, times = self._kinds.setdefault(fault.name, (Row(PART, fault.name, unit="faults"), FaultTimes()))
         row.tried += 1
         before = f"seed {self._seed}, round {number}, node {scene.victim}"
         with row.timed():

@@ -14,7 +14,7 @@ Seen = dict[str, Any]  #: what the watcher of a node saw (`Watcher.as_dict`)
 
 
 @dataclass
-class Times:
+class FaultTimes:
     """Of one fault, or the longest of several. Seconds; none where nothing of the kind was seen.
 
     Attributes:
@@ -37,7 +37,7 @@ class Times:
     others_lost: int = 0
     away: list[float] = field(default_factory=list)
 
-    def add(self, more: "Times") -> None:
+    def add(self, more: "FaultTimes") -> None:
         """Take in those of another fault of the kind."""
         for name in ("lost", "left", "back", "refused", "others", "calm", "away"):
             getattr(self, name).extend(getattr(more, name))
@@ -82,7 +82,7 @@ def first(changes: Iterable[Sequence[Any]], begun: int, is_it: Callable[[str], b
 
 
 def losses(seen: dict[str, Seen], begun: int, is_cut: Callable[[str, str], bool]) -> list[float]:
-    """`Times.lost`."""
+    """`FaultTimes.lost`."""
     return [
         after
         for node, saw in seen.items()
@@ -93,7 +93,7 @@ def losses(seen: dict[str, Seen], begun: int, is_cut: Callable[[str, str], bool]
 
 
 def departures(seen: dict[str, Seen], begun: int, victim: str) -> list[float]:
-    """`Times.left`, of all nodes but the victim."""
+    """`FaultTimes.left`, of all nodes but the victim."""
     return [
         after
         for node, saw in seen.items()
@@ -109,15 +109,15 @@ def of_calls(
     ended: int,
     is_cut: Callable[[int, int], bool],
     victim: int,
-) -> Times:
-    """`Times.refused`, `others`, `others_lost`: of calls for one key that were under way during the fault. And `calm`.
+) -> FaultTimes:
+    """`refused`, `others`, `others_lost` and `calm` of calls for one key that were under way during the fault.
 
     Args:
         homes: of each key the number of its home.
         is_cut: of the numbers of two nodes.
         victim: the number of a node that could not work, whose calls do not count.
     """
-    found = Times()
+    found = FaultTimes()
     for call in calls:
         if call.called > ended or call.audit:
             continue

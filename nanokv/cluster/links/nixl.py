@@ -22,7 +22,7 @@ from nanokv.cluster.links.base import (
     opened_card,
     sealed_card,
 )
-from nanokv.cluster.links.nixl_lane import Lane, Peer
+from nanokv.cluster.links.nixl_lane import NixlLane, Peer
 from nanokv.cluster.links.nixl_library import TRANSFER_FUNCTIONS, Agent, NixlError, function_address
 from nanokv.device.machines.native_code import fabric_code
 
@@ -90,7 +90,7 @@ class NixlLink:
         self._peers: dict[int, Peer] = {}
         self._leaving: dict[bytes, Peer] = {}
         self._count = 0
-        self._lanes: list[Lane] = []
+        self._lanes: list[NixlLane] = []
         self._busy = 0
         self._moving: list[NixlTransfer] = []
         self._closed = False
@@ -98,7 +98,7 @@ class NixlLink:
         self._code.require_common()
         self._lock_word = np.zeros(1, np.int64)
         self._lock_address = int(self._lock_word.ctypes.data)
-        self._looker = Lane(self._reading, self._functions, self._lock_address)
+        self._looker = NixlLane(self._reading, self._functions, self._lock_address)
 
     # --- memory ---
     def card(self) -> bytes:
@@ -178,7 +178,7 @@ class NixlLink:
         return known
 
     # --- transfers ---
-    def take_lane(self, peer: Peer) -> Lane:
+    def take_lane(self, peer: Peer) -> NixlLane:
         """A lane for this thread, to read from a peer. Until `give_lane`, NIXL forgets neither agent nor peer.
 
         Raises:
@@ -191,9 +191,9 @@ class NixlLink:
             if self._lanes:
                 return self._lanes.pop()
         with self.reading_alone():
-            return Lane(self._reading, self._functions, self._lock_address)
+            return NixlLane(self._reading, self._functions, self._lock_address)
 
-    def give_lane(self, lane: Lane, peer: Peer) -> int:
+    def give_lane(self, lane: NixlLane, peer: Peer) -> int:
         """Give a lane back. Returns its transfer that has not ended, at which the caller looks until it has; or 0."""
         request = lane.take_request()
         with self._lock:
@@ -204,7 +204,7 @@ class NixlLink:
         return request
 
     @contextlib.contextmanager
-    def lane(self, peer: Peer) -> Iterator[Lane]:
+    def lane(self, peer: Peer) -> Iterator[NixlLane]:
         """A lane for transfers that end before it is given back. Raises as `take_lane`."""
         lane = self.take_lane(peer)
         try:

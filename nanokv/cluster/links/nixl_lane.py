@@ -14,7 +14,7 @@ _NO_REQUEST = 0
 _PEER, _TIMEOUT, _REQUEST = (NIXL.offsets[name] // WORD for name in ("peer", "timeout", "request"))
 
 
-class Lane:
+class NixlLane:
     """What one thread needs at a time to read: a NIXL record, and its lists of descriptors."""
 
     def __init__(self, agent: Agent, functions: dict[str, int], lock: int) -> None:

@@ -17,7 +17,7 @@ __all__ = [
     "MAX_CARD",
     "SECRET_BYTES",
     "ClusterUnavailable",
-    "Entry",
+    "MemberEntry",
     "Listener",
     "Registry",
     "checked_card",
@@ -34,7 +34,7 @@ _LAST_NUMBER = (1 << 63) - 1
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 
-class Entry(NamedTuple):
+class MemberEntry(NamedTuple):
     """What a registry says of a member."""
 
     card: bytes

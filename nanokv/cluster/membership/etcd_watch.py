@@ -9,7 +9,7 @@ import contextlib
 import logging
 import threading
 
-from nanokv.cluster.membership.base import Entry
+from nanokv.cluster.membership.base import MemberEntry
 from nanokv.cluster.membership.etcd_gateway import Gateway, GatewayError, Stream
 from nanokv.cluster.membership.etcd_keys import Json, Keys, KeyValue
 from nanokv.cluster.membership.pulse import Pulse
@@ -142,5 +142,5 @@ class Watch:
             self._view.put(member, _entry(stored))
 
 
-def _entry(stored: KeyValue) -> Entry:
-    return Entry(stored.value, f"{stored.lease:x}")
+def _entry(stored: KeyValue) -> MemberEntry:
+    return MemberEntry(stored.value, f"{stored.lease:x}")

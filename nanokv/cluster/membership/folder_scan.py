@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanokv.cluster.membership.base import Entry
+from nanokv.cluster.membership.base import MemberEntry
 from nanokv.cluster.membership.member_file import LEFT, MemberFile, is_temporary, member_of, path_of, read, take
 from nanokv.cluster.membership.pulse import Pulse
 from nanokv.cluster.membership.view import View
@@ -55,7 +55,7 @@ class FolderScan:
         for member in self._seen.keys() - alive.keys():
             if self._seen[member].file.beat == LEFT:
                 self._view.drop(member, surely=True)
-        self._view.replace({member: Entry(file.card, file.incarnation) for member, file in alive.items()})
+        self._view.replace({member: MemberEntry(file.card, file.incarnation) for member, file in alive.items()})
         self._remove_left([name for name in names if is_temporary(name)])
 
     def is_dead(self, member: str, file: MemberFile) -> bool:

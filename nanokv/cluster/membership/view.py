@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from nanokv.cluster.membership.base import Entry
+from nanokv.cluster.membership.base import MemberEntry
 from nanokv.cluster.membership.pulse import Pulse
 
 
@@ -22,7 +22,7 @@ class View:
         self._pulse = pulse
         self._changed = changed
         self._lock = threading.Lock()
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, MemberEntry] = {}
         self._doubtful: set[str] = set()
         self._mine: set[str] = set()  # incarnations of this process
         self._own: dict[str, bytes] = {}
@@ -60,7 +60,7 @@ class View:
             entry = self._entries.get(member)
             return entry is not None and entry.incarnation == incarnation and member not in self._doubtful
 
-    def put(self, member: str, entry: Entry) -> None:
+    def put(self, member: str, entry: MemberEntry) -> None:
         """The registry has a member, or a new card of it."""
         with self._lock:
             self._put(member, entry)
@@ -73,7 +73,7 @@ class View:
             self._drop(member, settled)
             self._tell()
 
-    def replace(self, entries: Mapping[str, Entry]) -> None:
+    def replace(self, entries: Mapping[str, MemberEntry]) -> None:
         """The registry has these members and no others."""
         settled = self._pulse.settled()
         with self._lock:
@@ -91,7 +91,7 @@ class View:
                     self._drop(member, settled=True)
                 self._tell()
 
-    def _put(self, member: str, entry: Entry) -> None:
+    def _put(self, member: str, entry: MemberEntry) -> None:
         self._doubtful.discard(member)
         self._entries[member] = entry
 

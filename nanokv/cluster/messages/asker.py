@@ -18,7 +18,7 @@ from enum import StrEnum
 
 from nanokv.arguments import integer, seconds
 from nanokv.cluster.messages import sockets, tcp
-from nanokv.cluster.messages.counts import Counts, DropReason
+from nanokv.cluster.messages.counts import DropReason, ReasonCounts
 from nanokv.cluster.messages.frames import Frames, TooLong, framed
 from nanokv.cluster.messages.loop import Wake
 from nanokv.cluster.messages.sealed import ANY, Form, Message, Reason, Rejected, Seal, Sender, check_id
@@ -217,7 +217,7 @@ class Asker:
         self._seal = Seal(secret, Sender(me, incarnation))
         self._process = os.getpid()
         self._numbers: dict[str, itertools.count[int]] = {}  # a server takes those of its own
-        self._counts = Counts(f"member {me}")
+        self._counts = ReasonCounts(f"member {me}")
         self._wake = Wake()
         self._closed = False
         self.connections: set[Connection] = set()  #: all that are open

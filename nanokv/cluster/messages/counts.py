@@ -21,7 +21,7 @@ class DropReason(StrEnum):
     NO_ROOM = "a connection for which the process has no file descriptor"
 
 
-class Counts:
+class ReasonCounts:
     """Counts by reason: a `Reason` or a `DropReason`. From any thread.
 
     Args:

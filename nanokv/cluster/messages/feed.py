@@ -16,7 +16,7 @@ import zmq
 
 from nanokv.arguments import integer
 from nanokv.cluster.messages import sockets
-from nanokv.cluster.messages.counts import Counts
+from nanokv.cluster.messages.counts import ReasonCounts
 from nanokv.cluster.messages.loop import Loop, Wake
 from nanokv.cluster.messages.sealed import EVERYBODY, Form, Message, Reason, Rejected, Seal, Sender, check_id
 from nanokv.cluster.resolving import when_known
@@ -149,7 +149,7 @@ class Subscriber:
     ) -> None:
         self._seal = Seal(secret, EVERYBODY)
         self._listener, self._lost = listener, lost
-        self._counts = Counts("a follower of events")
+        self._counts = ReasonCounts("a follower of events")
         self._changes: deque[tuple[str, str | None, str]] = deque()  # address, whom to follow, and where that is
         self._followed: dict[str, str] = {}  # address -> id
         self._wanted: dict[str, str] = {}  # the same, as callers want it

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from nanokv.cluster.messages import tcp
-from nanokv.cluster.messages.counts import Counts, DropReason
+from nanokv.cluster.messages.counts import DropReason, ReasonCounts
 from nanokv.cluster.messages.frames import LONGEST, Frames, TooLong, framed
 from nanokv.cluster.messages.loop import Loop, Wake
 from nanokv.cluster.messages.replies import Handler, PendingReply, Reply
@@ -200,7 +200,7 @@ class Server:
     ) -> None:
         self._seal = Seal(secret, Sender(me, incarnation))
         self._handlers = dict(handlers)
-        self._counts, self._taken = Counts(f"member {me}"), Taken()
+        self._counts, self._taken = ReasonCounts(f"member {me}"), Taken()
         self._later: list[_Later] = []
         self._listener, self.address = tcp.listener(bind, port)
         self._streams: dict[int, Stream] = {}  # by file descriptor

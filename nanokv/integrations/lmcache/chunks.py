@@ -15,7 +15,7 @@ from lmcache.v1.memory_management import MemoryObj
 from nanokv.cache.cache import NanoKVCache
 from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, NanoKVError, NotReady, SegmentCorrupt
 from nanokv.integrations.joining import JoinedStore
-from nanokv.integrations.lmcache.forms import Form, Layout
+from nanokv.integrations.lmcache.forms import ChunkLayout, Form
 from nanokv.integrations.lmcache.putting import ChunkWriter
 from nanokv.integrations.lmcache.values import flat, tensor_of
 from nanokv.integrations.refusals import Refusals
@@ -35,7 +35,7 @@ class Chunks:
     """
 
     def __init__(
-        self, joined: JoinedStore, layout: Layout, segment: int | None, allocate: Allocate, refusals: Refusals
+        self, joined: JoinedStore, layout: ChunkLayout, segment: int | None, allocate: Allocate, refusals: Refusals
     ) -> None:
         self._refusals = refusals
         self._world, self._store, self._layout = joined.world, joined.cache, layout

@@ -28,7 +28,7 @@ from nanokv.errors import CacheClosed, NanoKVError
 from nanokv.integrations.joining import Store, join
 from nanokv.integrations.lmcache import settings
 from nanokv.integrations.lmcache.chunks import Chunks, give_back
-from nanokv.integrations.lmcache.forms import Layout, format_of_layers
+from nanokv.integrations.lmcache.forms import ChunkLayout, format_of_layers
 from nanokv.integrations.refusals import Refusals
 
 T = TypeVar("T")
@@ -134,7 +134,7 @@ class NanoKVConnector(RemoteConnector):
         super().__init__(config, local_cpu_backend.metadata)
         self.loop = loop
         self._lease = own.lease
-        layout = Layout(
+        layout = ChunkLayout(
             self.meta_shapes,
             self.meta_dtypes,
             self.meta_fmt,

@@ -30,7 +30,7 @@ class Form(NamedTuple):
         return f"lmcache/{self.fmt.name}{self.groups and ':' + self.groups}/{key}"
 
 
-class Layout:
+class ChunkLayout:
     """The chunks of one engine.
 
     Args:

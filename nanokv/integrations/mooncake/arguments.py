@@ -9,7 +9,7 @@ import warnings
 from copy import copy
 from typing import Any
 
-from nanokv.integrations.mooncake.codes import Code
+from nanokv.integrations.mooncake.codes import ErrorCode
 from nanokv.integrations.mooncake.config import ReplicateConfig, SoftPinAction
 from nanokv.integrations.mooncake.memory import Part
 
@@ -188,15 +188,15 @@ def config_code(config: object, objects: int = 1) -> int:
         TypeError: it is no config.
     """
     if config is PLAIN:
-        return Code.OK
+        return ErrorCode.OK
     config = checked(config)
     if config.dfs_replica_num:
-        return Code.DFS_SERVICE_UNAVAILABLE
+        return ErrorCode.DFS_SERVICE_UNAVAILABLE
     timed_without_pin = config.soft_pin_ttl_ms is not None and config.soft_pin_action != SoftPinAction.ENABLE
     grouped_wrongly = config.group_ids is not None and len(config.group_ids) != objects
     if not config.replica_num or config.nof_replica_num or timed_without_pin or grouped_wrongly:
-        return Code.INVALID_PARAMS
-    return Code.OK
+        return ErrorCode.INVALID_PARAMS
+    return ErrorCode.OK
 
 
 def config_of_each(config: ReplicateConfig, objects: int) -> ReplicateConfig | None:

@@ -12,7 +12,7 @@ from nanokv.cache.cache import NanoKVCache
 from nanokv.errors import DuplicateKey, InvalidArgument, NanoKVError, OutOfMemory, PeerLost
 from nanokv.integrations.mooncake import place
 from nanokv.integrations.mooncake.arguments import PLAIN, config_code, number
-from nanokv.integrations.mooncake.codes import Code
+from nanokv.integrations.mooncake.codes import ErrorCode
 from nanokv.integrations.mooncake.config import ReplicateConfig
 from nanokv.integrations.mooncake.local_buffer import LocalBuffer
 from nanokv.integrations.mooncake.memory import Part, RegisteredRanges, part_of
@@ -57,29 +57,31 @@ class Sessions:
         with self._lock:
             known = set(self._writes)
         return [
-            Code.INVALID_PARAMS if key in known or not key or not nbytes else self._begin(objects, key, nbytes, config)
+            ErrorCode.INVALID_PARAMS
+            if key in known or not key or not nbytes
+            else self._begin(objects, key, nbytes, config)
             for key, nbytes in zip(keys, sizes, strict=True)
         ]
 
     def _begin(self, objects: Objects, key: bytes, nbytes: int, config: ReplicateConfig) -> int:
         world, tail, hold = objects.world, tail_of(key), hold_of(config)
         if nbytes + len(tail) > objects.most:
-            return Code.NO_AVAILABLE_HANDLE
+            return ErrorCode.NO_AVAILABLE_HANDLE
         for owner in objects.owners(objects.digest(key), config):
             try:
                 plan = world.open_for_write(key, nbytes + len(tail), preferred_segment=owner, hold=hold)
             except (OutOfMemory, PeerLost):
                 continue
             except DuplicateKey:
-                return Code.OBJECT_ALREADY_EXISTS
+                return ErrorCode.OBJECT_ALREADY_EXISTS
             except NanoKVError:
-                return Code.INTERNAL_ERROR
+                return ErrorCode.INTERNAL_ERROR
             address = world.remote_ptr(plan.dst_rank, plan.payload_base)
             ctypes.memmove(address + nbytes, part_of(tail)[0].address, len(tail))
             with self._lock:
                 self._writes[key] = _Write(address, nbytes, config, plan.dst_rank)
-            return Code.OK
-        return Code.NO_AVAILABLE_HANDLE
+            return ErrorCode.OK
+        return ErrorCode.NO_AVAILABLE_HANDLE
 
     def overtake(self, objects: Objects, key: bytes) -> None:
         """Give up what a session has begun, for an upsert. The session stays: its end tells if there is a value."""
@@ -98,7 +100,7 @@ class Sessions:
             begun = self._writes.get(key)
         moves = None if begun is None else _moves(pieces, begun.address, begun.nbytes, offsets)
         if moves is None:
-            return Code.INVALID_PARAMS
+            return ErrorCode.INVALID_PARAMS
         for target, piece in moves:
             ctypes.memmove(target, piece.address, piece.nbytes)
         return sum(piece.nbytes for _, piece in moves)
@@ -109,38 +111,38 @@ class Sessions:
             known = key in self._writes
             begun = self._writes.pop(key, None)
         if not known:
-            return Code.INVALID_PARAMS
+            return ErrorCode.INVALID_PARAMS
         if begun is None:
-            return Code.OBJECT_NOT_FOUND if commit and not objects.exists(key) else Code.OK
+            return ErrorCode.OBJECT_NOT_FOUND if commit and not objects.exists(key) else ErrorCode.OK
         try:
             (objects.world.commit if commit else objects.world.abort)(key)
             if commit and begun.config.replica_num > 1:
                 objects.copy_further(key, begun.config, begun.owner)
         except NanoKVError:  # it took too long, and was given up
-            return Code.INVALID_WRITE
-        return Code.OK
+            return ErrorCode.INVALID_WRITE
+        return ErrorCode.OK
 
     # --- reading ---
     def hold(self, objects: Objects, key: bytes) -> int:
         """Hold a value in place."""
         with self._lock:
             if key in self._reads:
-                return Code.OK
+                return ErrorCode.OK
         if not key or not objects.exists(key):
-            return Code.OBJECT_NOT_FOUND
+            return ErrorCode.OBJECT_NOT_FOUND
         try:
             pinned = objects.world.pin(key)
         except OutOfMemory:
-            return Code.NO_AVAILABLE_HANDLE
+            return ErrorCode.NO_AVAILABLE_HANDLE
         except NanoKVError:
-            return Code.OBJECT_NOT_FOUND
+            return ErrorCode.OBJECT_NOT_FOUND
         meta = pinned.meta
         address = objects.world.remote_ptr(meta.owner_rank, meta.payload_off)
         with self._lock:
             known = self._reads.setdefault(key, _Read(address, meta.bytes_total - tail_bytes(key), pinned))
         if known.pinned is not pinned:  # another thread has begun the same session
             pinned.release()
-        return Code.OK
+        return ErrorCode.OK
 
     def read(self, key: bytes, pieces: Sequence[Part] | None, offsets: Sequence[int]) -> int:
         """Copy from offsets of a value that is held to pieces of memory: the bytes copied. `pieces`: as for `write`."""
@@ -148,7 +150,7 @@ class Sessions:
             held = self._reads.get(key)
         moves = None if held is None else _moves(pieces, held.address, held.nbytes, offsets)
         if moves is None:
-            return Code.INVALID_PARAMS
+            return ErrorCode.INVALID_PARAMS
         for source, piece in moves:
             ctypes.memmove(piece.address, source, piece.nbytes)
         return sum(piece.nbytes for _, piece in moves)
@@ -204,7 +206,7 @@ _OF_CONFIG = (
 )
 
 
-class Client:
+class StoreClient:
     """A client, before it is set up, while it is, and after its end.
 
     Attributes:
@@ -251,12 +253,12 @@ class Client:
         """`set_up` with arguments by name, of which some have defaults, and sizes may be texts."""
         given = {name: config[name] for name in _OF_CONFIG if name in config}
         if not all(given.get(name) for name in _MUST):
-            return Code.INVALID_PARAMS
+            return ErrorCode.INVALID_PARAMS
         try:
             for name in ("global_segment_size", "local_buffer_size"):
                 given[name] = parsed_size(name, given.get(name, DEFAULT_SIZE))
         except InvalidArgument:
-            return Code.INVALID_PARAMS
+            return ErrorCode.INVALID_PARAMS
         given.setdefault("protocol", "tcp")
         given.setdefault("rdma_devices", "")
         given.setdefault("master_server_addr", "127.0.0.1:50051")
@@ -287,11 +289,11 @@ class Client:
                 raise TypeError(f"setup(): incompatible function arguments: {text!r} is no str")
         if enable_ssd_offload or enable_client_http_server:
             logger.error("NanoKV has no SSD tier and no HTTP server under this interface: set-up is refused")
-            return Code.NOT_SUPPORTED
+            return ErrorCode.NOT_SUPPORTED
         if protocol.lower() not in _PROTOCOLS or not local_hostname:
-            return Code.INTERNAL_ERROR if local_hostname else Code.INVALID_PARAMS
+            return ErrorCode.INTERNAL_ERROR if local_hostname else ErrorCode.INVALID_PARAMS
         if self.is_set_up:
-            return Code.OK  # as the real one
+            return ErrorCode.OK  # as the real one
         return self._join(place.Setup(local_hostname, master_server_addr, tenant_id, segment), local_buffer)
 
     def _join(self, setup: place.Setup, local_buffer: int) -> int:
@@ -299,10 +301,10 @@ class Client:
             world = place.join(setup)
         except InvalidArgument as error:
             logger.error("NanoKV: %s", error)
-            return Code.INVALID_PARAMS
+            return ErrorCode.INVALID_PARAMS
         except NanoKVError as error:
             logger.error("NanoKV: the store cannot be joined: %s", error)
-            return Code.INTERNAL_ERROR
+            return ErrorCode.INTERNAL_ERROR
         try:
             segments = place.Segments(world)
             segments.withdraw()  # what a process that had this rank before, and died, may have told
@@ -318,11 +320,11 @@ class Client:
         except NanoKVError as error:
             logger.error("NanoKV: the store cannot be joined: %s", error)
             world.close()
-            return Code.INTERNAL_ERROR
+            return ErrorCode.INTERNAL_ERROR
         except BaseException:
             world.close()
             raise
-        return Code.OK
+        return ErrorCode.OK
 
     # --- how it goes ---
     def close(self) -> None:
@@ -346,7 +348,7 @@ class Client:
         """
         objects = self.objects
         if objects is None or not key:
-            return Code.INVALID_PARAMS
+            return ErrorCode.INVALID_PARAMS
         if replace:
             self.sessions.overtake(objects, key)
         code = config_code(config)
@@ -356,11 +358,11 @@ class Client:
         if replace:
             return objects.replace(key, parts, chosen)
         done = objects.write(key, parts, chosen)
-        return Code.OK if done == Code.OBJECT_ALREADY_EXISTS else done
+        return ErrorCode.OK if done == ErrorCode.OBJECT_ALREADY_EXISTS else done
 
     def read(self, key: bytes, take: Callable[[int, int], R]) -> R | int:
         """What `take(address, nbytes)` makes of a value (`Objects.read`), or a code."""
         objects = self.objects
         if objects is None or not key:
-            return Code.OBJECT_NOT_FOUND
+            return ErrorCode.OBJECT_NOT_FOUND
         return objects.read(key, take)

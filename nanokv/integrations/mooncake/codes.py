@@ -5,7 +5,7 @@ integers, as callers of the real one get them.
 """
 
 
-class Code:
+class ErrorCode:
     """Why a call failed."""
 
     OK = 0
@@ -30,4 +30,4 @@ class Code:
 
 def name_of(code: int) -> str:
     """The name of a code; empty for OK."""
-    return next((name for name, value in vars(Code).items() if value == code and code), "")
+    return next((name for name, value in vars(ErrorCode).items() if value == code and code), "")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nanokv.integrations.mooncake.codes import Code
+from nanokv.integrations.mooncake.codes import ErrorCode
 
 _BYTES_HEAD = bytes.__basicsize__ - 1  #: where CPython keeps the characters of a bytes object
 
@@ -95,9 +95,9 @@ def scatter(pieces: Sequence[Part]) -> Callable[[int, int], int]:
 
     def copy(address: int, nbytes: int) -> int:
         if not are_there or nbytes > wanted:
-            return Code.INVALID_PARAMS
+            return ErrorCode.INVALID_PARAMS
         if nbytes < wanted:
-            return Code.TRANSFER_FAIL
+            return ErrorCode.TRANSFER_FAIL
         for piece in pieces:
             ctypes.memmove(piece.address, address, piece.nbytes)
             address += piece.nbytes
@@ -118,7 +118,7 @@ def copy_ranges(target: int, room: int, ranges: Sequence[tuple[int, int, int]]) 
             fits = size and to + size <= room and start + size <= nbytes
             if fits:
                 ctypes.memmove(target + to, address + start, size)
-            answers.append(size if fits else Code.INVALID_PARAMS)
+            answers.append(size if fits else ErrorCode.INVALID_PARAMS)
         return answers
 
     return copy

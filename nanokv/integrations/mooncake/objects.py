@@ -35,7 +35,7 @@ from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.layout import ACCESS_TIME, HIGH, KEPT, READY, STATE_MASK, unpack
 from nanokv.errors import PeerLost
 from nanokv.host_poller.index import key_of
-from nanokv.integrations.mooncake.codes import Code
+from nanokv.integrations.mooncake.codes import ErrorCode
 from nanokv.integrations.mooncake.config import ReplicateConfig, SoftPinAction
 from nanokv.integrations.mooncake.memory import Part, address_of, part_of, take
 from nanokv.integrations.mooncake.place import Segments
@@ -56,23 +56,23 @@ _OTHERS_SECONDS, _REST = 1.0, 0.0002  #: for values that others are writing, in 
 _NAMESPACE = "\0mooncake reserving"  #: of keys that only hold room for a moment: no tenant can have a NUL
 
 _OF_STATUS = {
-    Status.MISS: Code.OBJECT_NOT_FOUND,
-    Status.NOT_READY: Code.REPLICA_IS_NOT_READY,
-    Status.PINNED: Code.OBJECT_REPLICA_BUSY,
-    Status.CORRUPT: Code.CHECKSUM_MISMATCH,
-    Status.FULL: Code.NO_AVAILABLE_HANDLE,
-    Status.NO_HEADER: Code.NO_AVAILABLE_HANDLE,
-    Status.NO_ENTRY: Code.NO_AVAILABLE_HANDLE,
-    Status.NO_PIN: Code.NO_AVAILABLE_HANDLE,
-    Status.TOO_LARGE: Code.NO_AVAILABLE_HANDLE,
-    Status.DUPLICATE: Code.OBJECT_ALREADY_EXISTS,
+    Status.MISS: ErrorCode.OBJECT_NOT_FOUND,
+    Status.NOT_READY: ErrorCode.REPLICA_IS_NOT_READY,
+    Status.PINNED: ErrorCode.OBJECT_REPLICA_BUSY,
+    Status.CORRUPT: ErrorCode.CHECKSUM_MISMATCH,
+    Status.FULL: ErrorCode.NO_AVAILABLE_HANDLE,
+    Status.NO_HEADER: ErrorCode.NO_AVAILABLE_HANDLE,
+    Status.NO_ENTRY: ErrorCode.NO_AVAILABLE_HANDLE,
+    Status.NO_PIN: ErrorCode.NO_AVAILABLE_HANDLE,
+    Status.TOO_LARGE: ErrorCode.NO_AVAILABLE_HANDLE,
+    Status.DUPLICATE: ErrorCode.OBJECT_ALREADY_EXISTS,
 }
 _NO_ROOM = (Status.FULL, Status.NO_HEADER)
 
 
 def code_of(status: int) -> int:
     """The code for a status of the protocol."""
-    return Code.OK if not status else _OF_STATUS.get(Status(status), Code.INTERNAL_ERROR)
+    return ErrorCode.OK if not status else _OF_STATUS.get(Status(status), ErrorCode.INTERNAL_ERROR)
 
 
 # --- how an object lies in a segment ---
@@ -133,19 +133,19 @@ class Objects:
             if status:
                 return code_of(status)
             if place.nbytes < tail_bytes(key):  # not a value: one of the store's own objects
-                return Code.OBJECT_NOT_FOUND
+                return ErrorCode.OBJECT_NOT_FOUND
             got = take(self._bases[place.owner] + place.payload, place.nbytes - tail_bytes(key))
             if not self._machine.validate(place):
                 self._machine.touch(place, now_ns())
                 return got
-        return Code.OBJECT_NOT_FOUND
+        return ErrorCode.OBJECT_NOT_FOUND
 
     def read_into(self, key: bytes, address: int, room: int) -> int:
         """Copy a value to an address: its bytes, or a code. Nothing is copied if there is no room for all of it."""
 
         def copy(source: int, nbytes: int) -> int:
             if nbytes > room:
-                return Code.INVALID_PARAMS
+                return ErrorCode.INVALID_PARAMS
             ctypes.memmove(address, source, nbytes)
             return nbytes
 
@@ -190,7 +190,7 @@ class Objects:
     def write(self, key: bytes, parts: Sequence[Part], config: ReplicateConfig | None = None) -> int:
         """Store the parts, one after another, under a key that has none. `config`: None is the default one."""
         if _bytes_of(parts) + tail_bytes(key) > self.most:
-            return Code.NO_AVAILABLE_HANDLE
+            return ErrorCode.NO_AVAILABLE_HANDLE
         digest, hold = self.digest(key), hold_of(config)
         terms = NO_TERMS if hold is None else terms_of(hold, self.world.engine.hasher.group)
         for owner in self.owners(digest, config):
@@ -203,7 +203,7 @@ class Objects:
                 if not status and config is not None and config.replica_num > 1:
                     self.copy_further(key, config, owner)
                 return code_of(status)
-        return Code.NO_AVAILABLE_HANDLE
+        return ErrorCode.NO_AVAILABLE_HANDLE
 
     def replace(self, key: bytes, parts: Sequence[Part], config: ReplicateConfig | None = None) -> int:
         """Store the parts under a key, in place of what it has. A reader may miss the key for some microseconds.
@@ -212,13 +212,13 @@ class Objects:
         that another process is writing is waited for.
         """
         if _bytes_of(parts) + tail_bytes(key) > self.most:
-            return Code.NO_AVAILABLE_HANDLE
-        digest, priority, code = self.digest(key), 0, Code.OBJECT_REPLICA_BUSY
+            return ErrorCode.NO_AVAILABLE_HANDLE
+        digest, priority, code = self.digest(key), 0, ErrorCode.OBJECT_REPLICA_BUSY
         deadline = time.monotonic() + _OTHERS_SECONDS
         while time.monotonic() < deadline:
             found = self._allocation.locate(digest)
             if found.status == Status.NOT_READY:
-                code = Code.REPLICA_IS_NOT_READY
+                code = ErrorCode.REPLICA_IS_NOT_READY
                 time.sleep(_REST)
                 continue
             if found.status not in (Status.OK, Status.MISS):
@@ -229,9 +229,9 @@ class Objects:
                 if priority != KEPT.value:  # of a value that this upsert has removed, before another one took its place
                     priority = self.priority(found.place)
                 code = self._exchange(key, found, parts, config, priority)
-            if code not in (Code.OBJECT_ALREADY_EXISTS, Code.REPLICA_IS_NOT_READY):
+            if code not in (ErrorCode.OBJECT_ALREADY_EXISTS, ErrorCode.REPLICA_IS_NOT_READY):
                 return code
-        return code if code == Code.REPLICA_IS_NOT_READY else Code.OBJECT_REPLICA_BUSY
+        return code if code == ErrorCode.REPLICA_IS_NOT_READY else ErrorCode.OBJECT_REPLICA_BUSY
 
     def _exchange(
         self, key: bytes, found: Found, parts: Sequence[Part], config: ReplicateConfig | None, priority: int
@@ -244,14 +244,14 @@ class Objects:
         pages_of, names = self.world.engine.geometry.pages_of, self.segments.names()
         in_place = found.place.owner in names and pages_of(nbytes) <= pages_of(found.place.nbytes)
         if not in_place and not self._has_room(digest, nbytes, config) and (priority or not names):
-            return Code.NO_AVAILABLE_HANDLE
+            return ErrorCode.NO_AVAILABLE_HANDLE
         leased = found.place.nbytes == nbytes and self._is_leased(digest, found)
-        kept = self.read(key, take) if priority or not in_place else Code.OBJECT_NOT_FOUND
+        kept = self.read(key, take) if priority or not in_place else ErrorCode.OBJECT_NOT_FOUND
         status = self.remove_exactly(digest, found.place)
         if status:
-            return Code.OBJECT_ALREADY_EXISTS if status == Status.MISS else code_of(status)
+            return ErrorCode.OBJECT_ALREADY_EXISTS if status == Status.MISS else code_of(status)
         code = self.write(key, parts, _with_pins(config, priority))
-        if code and code != Code.OBJECT_ALREADY_EXISTS and isinstance(kept, bytes):  # others took the room
+        if code and code != ErrorCode.OBJECT_ALREADY_EXISTS and isinstance(kept, bytes):  # others took the room
             self._put_back(key, kept, priority)
         if not code and leased:
             self.exists(key)  # as in the real one, where a value of the same size is written in place
@@ -284,7 +284,7 @@ class Objects:
 
     def _put_back(self, key: bytes, value: bytes, priority: int) -> None:
         code = self.write(key, [part_of(value)[0]], _with_pins(None, priority))
-        if code and code != Code.OBJECT_ALREADY_EXISTS:
+        if code and code != ErrorCode.OBJECT_ALREADY_EXISTS:
             self._seldom.warn("lost", f"NanoKV: an upsert found no room, and its old value none any more: code {code}")
 
     def _write_to(self, owner: int, digest: KeyDigest, key: bytes, parts: Sequence[Part], terms: Terms) -> int:
@@ -332,8 +332,8 @@ class Objects:
         try:
             status = self.world.engine.replicas.copy(self.digest(key), rank)
         except PeerLost:
-            return Code.SEGMENT_NOT_FOUND
-        return Code.OK if status == Status.DUPLICATE else code_of(status)
+            return ErrorCode.SEGMENT_NOT_FOUND
+        return ErrorCode.OK if status == Status.DUPLICATE else code_of(status)
 
     def places(self, key: bytes) -> list[Place]:
         """Where the replicas of an object lie, with the payload of each; the order is that of the ranks."""
@@ -360,7 +360,7 @@ class Objects:
         if found.status:
             return code_of(found.status)
         if not force and self._is_leased(digest, found):
-            return Code.OBJECT_HAS_LEASE
+            return ErrorCode.OBJECT_HAS_LEASE
         return code_of(self._allocation.remove(digest))
 
     def remove_at(self, key: bytes, rank: int) -> int:
@@ -368,7 +368,7 @@ class Objects:
         for place in self._machine.find_copies(self.digest(key)):
             if place.owner == rank:
                 return code_of(self._allocation.remove_slot(rank, place.slot, place.epoch))
-        return Code.REPLICA_NOT_FOUND
+        return ErrorCode.REPLICA_NOT_FOUND
 
     def leased(self, key: bytes) -> bool:
         """Whether a read protects an object at this moment."""

@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass
 from enum import IntEnum
 
-from nanokv.integrations.mooncake.codes import Code, name_of
+from nanokv.integrations.mooncake.codes import ErrorCode, name_of
 from nanokv.integrations.mooncake.objects import Objects, tail_bytes
 
 Task = tuple[int, int]
@@ -139,25 +139,25 @@ class Tasks:
     def copy(self, objects: Objects, key: bytes, targets: list[str]) -> tuple[Task, int]:
         """Copy a value into segments, which are named: the task, and 0 or a code."""
         if not key or not objects.exists(key):
-            return NO_TASK, Code.OBJECT_NOT_FOUND
+            return NO_TASK, ErrorCode.OBJECT_NOT_FOUND
         ranks = [objects.segments.rank_of(target) for target in targets]
         known = [rank for rank in ranks if rank is not None]
         if not targets or len(known) != len(targets):
-            return NO_TASK, Code.INVALID_PARAMS
+            return NO_TASK, ErrorCode.INVALID_PARAMS
         codes = [objects.copy_to(key, rank) for rank in known]
         return self._note(TaskType.REPLICA_COPY, max(codes, key=abs))
 
     def move(self, objects: Objects, key: bytes, source: str, target: str) -> tuple[Task, int]:
         """Move a replica from one segment to another: the task, and 0 or a code."""
         if not key or not objects.exists(key):
-            return NO_TASK, Code.OBJECT_NOT_FOUND
+            return NO_TASK, ErrorCode.OBJECT_NOT_FOUND
         before, after = objects.segments.rank_of(source), objects.segments.rank_of(target)
         if before is None or after is None or before == after:
-            return NO_TASK, Code.INVALID_PARAMS
+            return NO_TASK, ErrorCode.INVALID_PARAMS
         if any(place.owner == before for place in objects.places(key)):
             code = objects.copy_to(key, after) or objects.remove_at(key, before)
         else:
-            code = Code.REPLICA_NOT_FOUND
+            code = ErrorCode.REPLICA_NOT_FOUND
         return self._note(TaskType.REPLICA_MOVE, code)
 
     def _note(self, what: TaskType, code: int) -> tuple[Task, int]:
@@ -165,7 +165,7 @@ class Tasks:
         ended = TaskStatus.FAILED if code else TaskStatus.SUCCESS
         with self._lock:
             self._ended[task] = QueryTaskResponse(task, what, ended, name_of(code))
-        return task, Code.OK
+        return task, ErrorCode.OK
 
     def query(self, task: Task) -> QueryTaskResponse | None:
         """How a task has ended; None for one that is not of this client."""

@@ -1,4 +1,4 @@
-"""`MooncakeDistributedStore`: the calls of Mooncake's store, over a `Client` and its `Tensors`.
+"""`MooncakeDistributedStore`: the calls of Mooncake's store, over a `StoreClient` and its `Tensors`.
 
 Each call checks what it is given (`arguments`), and does one thing for each key. What stores goes one of three ways:
 bytes by `_put`, tensors by `Tensors.put`, tensors that lie in memory by `Tensors.put_from`. A key that exists keeps its
@@ -29,8 +29,8 @@ from nanokv.integrations.mooncake.arguments import (
     pieces_of,
     text,
 )
-from nanokv.integrations.mooncake.client import DEFAULT_SIZE, Client
-from nanokv.integrations.mooncake.codes import Code
+from nanokv.integrations.mooncake.client import DEFAULT_SIZE, StoreClient
+from nanokv.integrations.mooncake.codes import ErrorCode
 from nanokv.integrations.mooncake.config import ReplicateConfig
 from nanokv.integrations.mooncake.local_buffer import LocalBuffer
 from nanokv.integrations.mooncake.memory import BufferHandle, Part, copy_ranges, part_of, scatter, take
@@ -50,8 +50,8 @@ from nanokv.integrations.mooncake.tensors import Tensors
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
-_INVALID = Code.INVALID_PARAMS
-_NO_SEGMENT = {"ret": Code.NOT_SUPPORTED, "segment_ids": []}
+_INVALID = ErrorCode.INVALID_PARAMS
+_NO_SEGMENT = {"ret": ErrorCode.NOT_SUPPORTED, "segment_ids": []}
 _address, _nbytes = attrgetter("address"), attrgetter("nbytes")
 
 
@@ -63,7 +63,7 @@ class MooncakeDistributedStore:
     """
 
     def __init__(self) -> None:
-        self.client = Client()
+        self.client = StoreClient()
         self.tensors = Tensors(self.client)
 
     # --- the life of a client ---
@@ -93,7 +93,7 @@ class MooncakeDistributedStore:
             "setup(...) with the address of the master and global_segment_size=0, which reaches the same memory",
             server_address,
         )
-        return Code.NOT_SUPPORTED
+        return ErrorCode.NOT_SUPPORTED
 
     def init_all(self, protocol: str, device_name: str, mount_segment_size: int, /) -> int:
         """Set up with the addresses of this host: 0, or a code; INVALID_PARAMS for a client that is set up."""
@@ -106,7 +106,7 @@ class MooncakeDistributedStore:
     def close(self) -> int:
         """Leave the store. The values in this client's segment go with it. Idempotent; `setup` may follow."""
         self.client.close()
-        return Code.OK
+        return ErrorCode.OK
 
     def health_check(self) -> int:
         """0: set up; 1: not, or closed."""
@@ -133,15 +133,15 @@ class MooncakeDistributedStore:
 
     def unmount_segment(self, segment_ids: list[str], grace_period_seconds: int = 0) -> int:
         """Refused, as `mount_segment`."""
-        return Code.NOT_SUPPORTED
+        return ErrorCode.NOT_SUPPORTED
 
     def unmount_and_free_segment(self, segment_ids: list[str], grace_period_seconds: int = 0) -> int:
         """Refused, as `mount_segment`."""
-        return Code.NOT_SUPPORTED
+        return ErrorCode.NOT_SUPPORTED
 
     def unmount_local_disk_segment(self, grace_period_seconds: int = 0) -> int:
         """0: there is none."""
-        return Code.OK
+        return ErrorCode.OK
 
     def get_offload_rpc_read_count(self) -> int:
         """0: nothing is offloaded."""
@@ -151,11 +151,11 @@ class MooncakeDistributedStore:
     def register_buffer(self, buffer_ptr: int, size: int) -> int:
         """Let the store read and write a piece of memory. Pieces must not overlap."""
         added = self.client.registered.add(number("buffer_ptr", buffer_ptr), number("size", size))
-        return Code.OK if added else _INVALID
+        return ErrorCode.OK if added else _INVALID
 
     def unregister_buffer(self, buffer_ptr: int) -> int:
         """Take that back, by the address at which the piece begins."""
-        return Code.OK if self.client.registered.drop(number("buffer_ptr", buffer_ptr)) else _INVALID
+        return ErrorCode.OK if self.client.registered.drop(number("buffer_ptr", buffer_ptr)) else _INVALID
 
     def alloc_from_mem_pool(self, size: int, /) -> int:
         """0: only clients of another process have a pool."""
@@ -186,7 +186,7 @@ class MooncakeDistributedStore:
         parts = [part for part, _ in found]
         if self.client.is_set_up and not any(part.nbytes for part in parts):
             key_bytes(key), config_code(config)
-            return Code.OK  # as the real one: there is nothing to store
+            return ErrorCode.OK  # as the real one: there is nothing to store
         return self._put(key, parts, config, found, replace=replace, copied=True)
 
     def put_from(self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig = PLAIN) -> int:
@@ -213,7 +213,7 @@ class MooncakeDistributedStore:
         head = Part(number("metadata_buffer_ptr", metadata_buffer_ptr), number("metadata_size", metadata_size))
         if not data.nbytes:
             config_code(config)
-            return Code.OK  # as the real one, which stores nothing then
+            return ErrorCode.OK  # as the real one, which stores nothing then
         return self._put(key, (head, data), config, replace=False)
 
     def _put(
@@ -261,7 +261,7 @@ class MooncakeDistributedStore:
             firsts.setdefault(key, part)
         single = config_of_each(config, len(keys)) or config
         codes = [self._put(key, (part,), single, replace=replace, copied=True) for key, part in firsts.items()]
-        return next((code for code in codes if code), Code.OK)
+        return next((code for code in codes if code), ErrorCode.OK)
 
     def batch_put_from(
         self, keys: list[str], buffer_ptrs: list[int], sizes: list[int], config: ReplicateConfig = PLAIN
@@ -335,7 +335,7 @@ class MooncakeDistributedStore:
             if small >= 0:
                 return small
         name = key_bytes(key)
-        return objects.read_into(name, address, room) if objects is not None and name else Code.OBJECT_NOT_FOUND
+        return objects.read_into(name, address, room) if objects is not None and name else ErrorCode.OBJECT_NOT_FOUND
 
     def get_size(self, key: str, /) -> int:
         """Bytes of a value, or a code."""
@@ -345,7 +345,7 @@ class MooncakeDistributedStore:
         """1 if the key has a value that can be read, else 0; less for a client that is not set up."""
         name, objects = key_bytes(key), self.client.objects
         if objects is None:
-            return Code.INTERNAL_ERROR
+            return ErrorCode.INTERNAL_ERROR
         return int(bool(name) and objects.exists(name))
 
     def get_batch(self, keys: list[str], /) -> list[bytes]:
@@ -360,7 +360,7 @@ class MooncakeDistributedStore:
         """`is_exist` for each key."""
         each, objects = names(keys), self.client.objects
         if objects is None:
-            return [Code.INTERNAL_ERROR] * len(each)
+            return [ErrorCode.INTERNAL_ERROR] * len(each)
         return [int(there and bool(name)) for there, name in zip(objects.exist(each), each, strict=True)]
 
     def batch_get_into(self, keys: list[str], buffer_ptrs: list[int], sizes: list[int]) -> list[int]:
@@ -477,10 +477,10 @@ class MooncakeDistributedStore:
     def batch_get_session_end(self, keys: list[str]) -> int:
         """Let the values go."""
         if not self.client.is_set_up:
-            return Code.INTERNAL_ERROR
+            return ErrorCode.INTERNAL_ERROR
         for key in listed("keys", keys):
             self.client.sessions.release(key_bytes(key))
-        return Code.OK
+        return ErrorCode.OK
 
     # --- removing: a reader's lease holds it off, except by `force` ---
     def remove(self, key: str, force: bool = False) -> int:
@@ -488,7 +488,7 @@ class MooncakeDistributedStore:
         name, objects = key_bytes(key), self.client.objects
         if objects is None:
             return _INVALID
-        return objects.remove(name, force=force) if name else Code.OBJECT_NOT_FOUND
+        return objects.remove(name, force=force) if name else ErrorCode.OBJECT_NOT_FOUND
 
     def batch_remove(self, keys: list[str], force: bool = False) -> list[int]:
         """`remove` for each key."""
@@ -552,7 +552,7 @@ class MooncakeDistributedStore:
         if not isinstance(task_id, tuple | list) or len(task_id) != 2:
             raise TypeError(f"incompatible function arguments: a task is a pair of integers, not {task_id!r}")
         known = self.client.tasks.query((task_id[0], task_id[1]))
-        return (known, Code.OK) if known else (None, Code.TASK_NOT_FOUND)
+        return (known, ErrorCode.OK) if known else (None, ErrorCode.TASK_NOT_FOUND)
 
     # --- storing tensors ---
     # A tensor may lie on a GPU, have gaps, or belong to a graph: its values are stored. INVALID_PARAMS: it is one that

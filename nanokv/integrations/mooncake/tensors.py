@@ -28,8 +28,8 @@ from dataclasses import dataclass
 import torch
 
 from nanokv.integrations.mooncake.arguments import PLAIN, config_of_each, segments_fit, text
-from nanokv.integrations.mooncake.client import Client
-from nanokv.integrations.mooncake.codes import Code
+from nanokv.integrations.mooncake.client import StoreClient
+from nanokv.integrations.mooncake.codes import ErrorCode
 from nanokv.integrations.mooncake.config import ReplicateConfig
 from nanokv.integrations.mooncake.memory import Part, part_of
 from nanokv.integrations.mooncake.parallelism import (
@@ -70,7 +70,7 @@ from nanokv.integrations.mooncake.tensor_bytes import (
 
 logger = logging.getLogger(__name__)
 
-_INVALID = Code.INVALID_PARAMS
+_INVALID = ErrorCode.INVALID_PARAMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Tensors:
     Storing is answered with 0 or a code, reading with a tensor, or None for what is not there.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: StoreClient) -> None:
         self._client = client
 
     # --- storing ---
@@ -371,7 +371,7 @@ class Tensors:
             return _INVALID
         tensor = self.get(key)
         if tensor is None:
-            return Code.FILE_NOT_FOUND
+            return ErrorCode.FILE_NOT_FOUND
         try:
             from safetensors.torch import save_file
 
@@ -379,7 +379,7 @@ class Tensors:
         except Exception as error:  # safetensors has errors of its own, and the system's
             logger.error("NanoKV: tensor %r cannot be written to %r: %s", text(key), path, error)
             return _INVALID
-        return Code.OK
+        return ErrorCode.OK
 
     def load(self, name: str, path: str) -> torch.Tensor | None:
         """Store the tensor of a name in a file, or the first one of the file; a key that exists keeps its value."""
@@ -393,7 +393,7 @@ class Tensors:
 
 
 def _first_failure(codes: Iterable[int]) -> int:
-    return next((code for code in codes if code), Code.OK)
+    return next((code for code in codes if code), ErrorCode.OK)
 
 
 def _copy_from(header: Header, dim: int, start: int, into: torch.Tensor) -> Callable[[int, int], bool]:

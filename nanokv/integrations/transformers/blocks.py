@@ -22,7 +22,7 @@ STAGING_BYTES = 64 << 20  #: blocks are copied in groups of at most so many byte
 logger = logging.getLogger("nanokv.transformers")
 
 
-class Target(NamedTuple):
+class PromptTarget(NamedTuple):
     """Where the blocks of a prompt go."""
 
     preferred_segment: int | None
@@ -113,7 +113,7 @@ class BlockStore:
         return len(keys)
 
     # --- put ---
-    def put(self, keys: Sequence[bytes], layers: Sequence[Any], row: int, first: int, target: Target) -> int:
+    def put(self, keys: Sequence[bytes], layers: Sequence[Any], row: int, first: int, target: PromptTarget) -> int:
         """Put the blocks of a row that begin at its column `first`; returns how many were stored."""
         before = self._stats.blocks_stored
         for start in range(0, len(keys), self._group):
@@ -131,7 +131,7 @@ class BlockStore:
         return torch.stack(planes).view(number, halves, heads, count, tokens, dim).movedim(3, 0)
 
     def _put_group(
-        self, keys: Sequence[bytes], blocks: Sequence[torch.Tensor], target: Target
+        self, keys: Sequence[bytes], blocks: Sequence[torch.Tensor], target: PromptTarget
     ) -> list[NanoKVError | None]:
         try:
             return self._cache.put_many(keys, blocks, preferred_segment=target.preferred_segment, hold=target.hold)

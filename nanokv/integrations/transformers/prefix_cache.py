@@ -16,7 +16,7 @@ from nanokv.arguments import integer
 from nanokv.cache.cache import NanoKVCache
 from nanokv.device.machines.own_memory import plain_tensor
 from nanokv.errors import InvalidArgument
-from nanokv.integrations.transformers.blocks import BlockStore, ReuseStats, Target
+from nanokv.integrations.transformers.blocks import BlockStore, PromptTarget, ReuseStats
 from nanokv.integrations.transformers.layers import block_shape, check_model, check_precision, new_layers
 from nanokv.integrations.transformers.prompt_kv import PromptKV, RowKeys
 from nanokv.transfer.descriptors import flat_bytes
@@ -299,7 +299,7 @@ class PrefixCache:
             preferred_segment = integer("preferred_segment", preferred_segment, 0, self._cache.world_size - 1)
         check_hold(hold)
         rows = [RowKeys(pad) for pad in pads]
-        kv = PromptKV(self, new_layers(self.model.config), prompt, rows, Target(preferred_segment, hold))
+        kv = PromptKV(self, new_layers(self.model.config), prompt, rows, PromptTarget(preferred_segment, hold))
         self._fill(kv, prompt, pads)
         self.stats.prompts += len(pads)
         self.stats.tokens_asked += prompt.numel() - sum(pads)
@@ -326,7 +326,7 @@ class PrefixCache:
         if any(most > pad for pad in pads):
             kv.fill(planes.narrow(4, 0, most), rows)
 
-    def store_new(self, kv: PromptKV, rows: Sequence[RowKeys], target: Target) -> int:
+    def store_new(self, kv: PromptKV, rows: Sequence[RowKeys], target: PromptTarget) -> int:
         """Put the blocks of a PromptKV that are new, and note their keys in `rows`; returns how many were stored."""
         stored = 0
         for number, row in enumerate(rows):

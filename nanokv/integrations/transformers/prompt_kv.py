@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from nanokv.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from nanokv.integrations.transformers.blocks import Target
+    from nanokv.integrations.transformers.blocks import PromptTarget
 
 
 # --- the attention mask and the positions that prompts have: any others, and the KV is not that of their tokens ---
@@ -71,7 +71,7 @@ class Prefixes(Protocol):
     def check_unchanged(self) -> None:
         """Raises InvalidArgument if the model has changed."""
 
-    def store_new(self, kv: PromptKV, rows: Sequence[RowKeys], target: Target) -> int:
+    def store_new(self, kv: PromptKV, rows: Sequence[RowKeys], target: PromptTarget) -> int:
         """Put the blocks that are new, and note their keys in `rows`; returns how many were stored."""
 
 
@@ -87,7 +87,7 @@ class PromptKV(DynamicCache):
     """
 
     def __init__(
-        self, prefixes: Prefixes, layers: list[Any], prompt: torch.Tensor, rows: list[RowKeys], target: Target
+        self, prefixes: Prefixes, layers: list[Any], prompt: torch.Tensor, rows: list[RowKeys], target: PromptTarget
     ) -> None:
         super().__init__()
         self.layers, self.layer_class_to_replicate = layers, None

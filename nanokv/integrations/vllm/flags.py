@@ -26,7 +26,7 @@ _ONE_DEVICE = "; if both run on one GPU, or on CPUs, --kv-memory divides its mem
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineCommand:
     """An engine to start: what it does, and its command line."""
 
     what: str
@@ -56,7 +56,7 @@ def command_lines(
     decode_tensor_parallel: int | None = None,
     ports: Ports = USUAL_PORTS,
     kv_memory: str = "",
-) -> list[Engine]:
+) -> list[EngineCommand]:
     """The engines to start.
 
     Args:
@@ -82,13 +82,13 @@ def command_lines(
         transfer = shlex.quote(json.dumps(transfer_config(role, extra)))
         return f"vllm serve {shlex.quote(model)} --port {port}{parallel}{more} --kv-transfer-config {transfer}"
 
-    def proxy(servers: str) -> Engine:
+    def proxy(servers: str) -> EngineCommand:
         line = f"python examples/vllm_pd.py --port {ports.proxy} {servers}"
-        return Engine("a proxy that sends each request to both", line)
+        return EngineCommand("a proxy that sends each request to both", line)
 
     if together:
         named = {"name": "vllm"} if tensor_parallel > 1 and not flags.get("cluster") else {}  # found at the next start
-        return [Engine("one engine", serve(ports.proxy, tensor_parallel, "kv_both", named | flags))]
+        return [EngineCommand("one engine", serve(ports.proxy, tensor_parallel, "kv_both", named | flags))]
     decoders = decode_tensor_parallel or tensor_parallel
     if pair_in_cluster:
         if tensor_parallel != decoders:
@@ -96,15 +96,15 @@ def command_lines(
         if not {"bind", "devices"} <= flags.keys():
             raise InvalidArgument(f"two hosts need {PREFIX}bind and {PREFIX}devices: their defaults are of one host")
         return [
-            Engine("prefill, on a host", serve(ports.prefill, tensor_parallel, "kv_producer", flags)),
-            Engine("decode, on another host", serve(ports.decode, tensor_parallel, "kv_consumer", flags)),
+            EngineCommand("prefill, on a host", serve(ports.prefill, tensor_parallel, "kv_producer", flags)),
+            EngineCommand("decode, on another host", serve(ports.decode, tensor_parallel, "kv_consumer", flags)),
             proxy(f"--prefill PREFILL_HOST:{ports.prefill} --decode DECODE_HOST:{ports.decode}"),
         ]
     world = {"name": "vllm", "world_size": tensor_parallel + decoders} | flags
     prefill = serve(ports.prefill, tensor_parallel, "kv_producer", world | {"rank": 0, "target": tensor_parallel})
     return [
-        Engine("prefill" if kv_memory else f"prefill{_ONE_DEVICE}", prefill),
-        Engine("decode", serve(ports.decode, decoders, "kv_consumer", world | {"rank": tensor_parallel})),
+        EngineCommand("prefill" if kv_memory else f"prefill{_ONE_DEVICE}", prefill),
+        EngineCommand("decode", serve(ports.decode, decoders, "kv_consumer", world | {"rank": tensor_parallel})),
         proxy(f"--prefill {ports.prefill} --decode {ports.decode}"),
     ]
 

@@ -13,7 +13,7 @@ from nanokv.background import Handle, Worker
 from nanokv.cache.cache import NanoKVCache
 from nanokv.errors import DuplicateKey, NanoKVError
 from nanokv.integrations.vllm.metadata import BlockSave
-from nanokv.integrations.vllm.stats import Counts
+from nanokv.integrations.vllm.stats import WorkerCounts
 from nanokv.seldom import Seldom
 from nanokv.transfer.layerwise import LayerwisePut
 from nanokv.transfer.paged import PagedKV
@@ -36,7 +36,7 @@ class Saves:
         paged: PagedKV,
         segment: Callable[[int], int],
         hold: float | None,
-        counts: Counts,
+        counts: WorkerCounts,
     ) -> None:
         self.cache, self.segment, self.hold = cache, segment, hold
         self._paged, self._counts = paged, counts

@@ -21,7 +21,7 @@ MEANINGS = {
 
 
 @dataclass(slots=True)
-class Counts:
+class WorkerCounts:
     """Blocks of one worker since the last report."""
 
     loaded: int = 0

@@ -30,7 +30,7 @@ from nanokv.integrations.vllm.lookup import LookupServer, place_of, private_fold
 from nanokv.integrations.vllm.metadata import TARGET_PARAMETER, BlockLoad, Step
 from nanokv.integrations.vllm.saving import Saves
 from nanokv.integrations.vllm.settings import Ranks, Settings
-from nanokv.integrations.vllm.stats import Counts, NanoKVStats
+from nanokv.integrations.vllm.stats import NanoKVStats, WorkerCounts
 from nanokv.keys.kv_layout import KVLayout
 from nanokv.seldom import Seldom
 from nanokv.transfer.paged import PagedKV
@@ -145,7 +145,7 @@ class Loads:
         by_layer: whether a forward pass begins before its last layers are loaded.
     """
 
-    def __init__(self, paged: Blocks, reading: Sources, layers: int, counts: Counts, *, by_layer: bool) -> None:
+    def __init__(self, paged: Blocks, reading: Sources, layers: int, counts: WorkerCounts, *, by_layer: bool) -> None:
         self._paged = paged
         self._reading = reading
         self._all = range(layers)
@@ -367,7 +367,7 @@ class WorkerSide:
         paged = self.cache.paged_kv(layers.planes, kv_dim=layers.kv_dim)
         self._remote = ClusterLoads(self.cluster, layers.planes, layers.kv_dim) if self.cluster is not None else None
         hold = settings.lease(transfer.kv_role)
-        self.counts = Counts()
+        self.counts = WorkerCounts()
         self._reading = Sources(self.cache, paged, layers.layout, self.cluster)
         by_layer = settings.load == "layer"
         self.loading = Loads(self._remote or paged, self._reading, len(layers.names), self.counts, by_layer=by_layer)

@@ -21,7 +21,7 @@ def definitions() -> dict[str, OffloadingMetricMetadata]:
     return {PREFIX + name: OffloadingCounterMetadata(text, ("tier",)) for name, text in MEANINGS.items()}
 
 
-class Counts:
+class OffloadCounts:
     """Counts since the last report."""
 
     def __init__(self, tier: str) -> None:

@@ -32,7 +32,7 @@ from nanokv.errors import KeyNotFound, NanoKVError, NotReady, SegmentCorrupt
 from nanokv.integrations.joining import JoinedStore
 from nanokv.integrations.vllm_offload.announcing import Announcer
 from nanokv.integrations.vllm_offload.chunks import ChunkSpec, object_name
-from nanokv.integrations.vllm_offload.counts import Counts
+from nanokv.integrations.vllm_offload.counts import OffloadCounts
 from nanokv.keys.hashing import tag_of
 from nanokv.seldom import Seldom
 from nanokv.transfer.pinned import Pinned
@@ -152,7 +152,7 @@ class NanoKVOffloadingManager(OffloadingManager):
         self._storing: set[OffloadKey] = set()
         self._generation = 0
         self._leaving: list[tuple[float, list[Pinned], list[bytes]]] = []  #: until when, pins, names
-        self._counts = Counts("NanoKV")
+        self._counts = OffloadCounts("NanoKV")
         self._announcing = Announcer(self._world, Locality.LOCAL) if events else None
         self._open = True
 

@@ -36,7 +36,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from nanokv.errors import DuplicateKey, InvalidArgument, NanoKVError, SegmentCorrupt
 from nanokv.integrations.joining import JoinedStore, Store, join
 from nanokv.integrations.vllm_offload.announcing import Announcer
-from nanokv.integrations.vllm_offload.counts import Counts, definitions
+from nanokv.integrations.vllm_offload.counts import OffloadCounts, definitions
 from nanokv.integrations.vllm_offload.identity import identity_of
 from nanokv.integrations.vllm_offload.settings import OF_A_TIER, split, with_room_for
 from nanokv.seldom import Seldom
@@ -326,7 +326,7 @@ class NanoKVTier(SecondaryTierManager):
         self._lookups: Lookups = (
             BackgroundLookups(self._joined.cache, tier_type) if store.cluster else DirectLookups(self._joined.cache)
         )
-        self._counts = Counts(tier_type)
+        self._counts = OffloadCounts(tier_type)
         tells = own.enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events
         self._announcing = Announcer(self._joined.world, self.locality) if tells else None
         self._open = True

@@ -12,7 +12,7 @@ from nanokv.errors import InvalidArgument
 from nanokv.tools.cli.output import Json, columns, console, print_json
 
 if TYPE_CHECKING:
-    from nanokv.tools.replay.run import Row, Times
+    from nanokv.tools.replay.run import CapacityRow, OperationTimes
     from nanokv.tools.replay.trace import Trace
 
 _SHARES = (0.01, 0.03, 0.1, 0.3)  #: of the different blocks: the default capacities
@@ -74,7 +74,7 @@ def _capacities(given: str, trace: "Trace") -> list[int]:
     return sorted({int(part) for part in parts})
 
 
-def _run(trace: "Trace", capacity: int, producers: int, policy: EvictionPolicy, *, say: bool) -> "Row":
+def _run(trace: "Trace", capacity: int, producers: int, policy: EvictionPolicy, *, say: bool) -> "CapacityRow":
     from nanokv.tools.replay.run import run
 
     about = TextColumn(f"capacity {capacity:,}")
@@ -91,7 +91,7 @@ def _run(trace: "Trace", capacity: int, producers: int, policy: EvictionPolicy, 
     return row
 
 
-def _show(trace: "Trace", rows: "list[Row]") -> None:
+def _show(trace: "Trace", rows: "list[CapacityRow]") -> None:
     from nanokv.tools.replay.chart import draw
     from nanokv.tools.replay.limits import lru_rates
 
@@ -117,5 +117,5 @@ def _show(trace: "Trace", rows: "list[Row]") -> None:
         screen.print(text, soft_wrap=True)
 
 
-def _microseconds(times: "Times") -> str:
+def _microseconds(times: "OperationTimes") -> str:
     return "" if times.p50 is None else f"{times.p50:.1f}/{times.p99:.1f}"

@@ -26,7 +26,7 @@ TITLES = {"device": "v2, device allocates", "host": "v1, host allocates"}
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DemoResult:
     """One run of all prompts in one allocation mode, and the reference's results for the same prompts.
 
     Attributes:
@@ -96,7 +96,7 @@ def _of(pair: tuple[int, int]) -> str:
     return f"{pair[0]} of {pair[1]}"
 
 
-ROWS: list[tuple[str, Callable[[Outcome], str]]] = [
+ROWS: list[tuple[str, Callable[[DemoResult], str]]] = [
     ("blocks put into rank 1", lambda o: str(o.prefilled["blocks_put"])),
     ("blocks reused (prefix hits)", lambda o: str(o.prefilled["blocks_reused"])),
     ("bytes put", lambda o: _mib(o.prefilled["bytes_put"])),
@@ -117,7 +117,7 @@ ROWS: list[tuple[str, Callable[[Outcome], str]]] = [
 ]
 
 
-def table(outcomes: list[Outcome]) -> Table:
+def table(outcomes: list[DemoResult]) -> Table:
     """All outcomes side by side."""
     result = Table()
     result.add_column("")
@@ -192,7 +192,7 @@ def run_demo(
     seed: int = 0,
     console: Console | None = None,
     corrupt: int | None = None,
-    report: Callable[[list[Outcome]], None] | None = None,
+    report: Callable[[list[DemoResult]], None] | None = None,
 ) -> int:
     """Run the demo and print what happened.
 
@@ -246,7 +246,7 @@ def _complain(console: Console, what: str, code: int) -> int:
     return code
 
 
-def _run(modes: "list[Alloc]", job: Job, console: Console) -> list[Outcome]:
+def _run(modes: "list[Alloc]", job: Job, console: Console) -> list[DemoResult]:
     jobs = [replace(job, alloc=alloc, name=f"{job.name}-{alloc}") for alloc in modes]
     try:
         with Crew(job.seed) as crew:
@@ -268,7 +268,7 @@ def _reference(crew: Crew, job: Job) -> Expected:
     return [result["tokens"] for result in results], [result["digests"] for result in results]
 
 
-def _one_mode(crew: Crew, job: Job, expected: Expected, console: Console) -> Outcome:
+def _one_mode(crew: Crew, job: Job, expected: Expected, console: Console) -> DemoResult:
     """Both ranks join a world, do their part, and leave it when both are done."""
     ranks = ("prefill", "decode")
     reports: dict[str, dict[str, Any]] = {}
@@ -284,7 +284,7 @@ def _one_mode(crew: Crew, job: Job, expected: Expected, console: Console) -> Out
         crew.go_on(role)
     for _ in ranks:
         crew.listen()
-    return Outcome(job.alloc, reports["prefill"], reports["decode"], *expected)
+    return DemoResult(job.alloc, reports["prefill"], reports["decode"], *expected)
 
 
 def _remove_name(name: str) -> None:
@@ -295,7 +295,7 @@ def _remove_name(name: str) -> None:
         remove_world(name)
 
 
-def _show(outcomes: list[Outcome], console: Console) -> int:
+def _show(outcomes: list[DemoResult], console: Console) -> int:
     console.print(table(outcomes))
     console.print(
         "Rank 1 reads whole blocks and computes only what follows them: a block that is not full is not stored, and "

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.tools.replay.run import Row
+from nanokv.tools.replay.run import CapacityRow
 
 LRU, POSSIBLE, MINE = "·", "^", "o"  #: the later ones are drawn over the earlier ones
 _HEIGHT = 12
@@ -14,7 +14,7 @@ _MARGIN = 7  #: characters before the first column
 _WIDEST = 100
 
 
-def draw(rows: Sequence[Row], lru: npt.NDArray[np.float64], width: int) -> Iterator[str]:
+def draw(rows: Sequence[CapacityRow], lru: npt.NDArray[np.float64], width: int) -> Iterator[str]:
     """Lines of at most `width` characters. Capacities are on a logarithmic scale.
 
     Args:

@@ -79,7 +79,7 @@ _PROCESSES = multiprocessing.get_context("spawn")
 Nanoseconds = npt.NDArray[np.int64]
 
 
-class World(NamedTuple):
+class ReplayWorld(NamedTuple):
     """What all ranks of a replay give alike."""
 
     name: str
@@ -101,7 +101,7 @@ class World(NamedTuple):
         )
 
 
-class Outcome(NamedTuple):
+class ReplayResult(NamedTuple):
     """What became of a trace, in one producer or in all."""
 
     hits: int  #: blocks that were there, and all before them in their requests
@@ -113,7 +113,7 @@ class Outcome(NamedTuple):
 
 def replay(
     trace: Trace, capacity: int, producers: int, progress: Callable[[int], None], policy: Policy | None = None
-) -> Outcome:
+) -> ReplayResult:
     """Replay a trace through a cache that has room for `capacity` blocks.
 
     Args:
@@ -125,7 +125,7 @@ def replay(
         SegmentCorrupt: a block had other bytes than were put.
         PeerLost: a producer ended.
     """
-    world = World(f"replay-{secrets.token_hex(4)}", capacity, producers, policy)
+    world = ReplayWorld(f"replay-{secrets.token_hex(4)}", capacity, producers, policy)
     try:
         with tempfile.TemporaryDirectory() as folder:
             return _replay(trace, world, Tickets(len(trace.ends), Path(folder, "lock")), progress)
@@ -136,7 +136,7 @@ def replay(
             remove_world(world.name, force=True)
 
 
-def _replay(trace: Trace, world: World, tickets: Tickets, progress: Callable[[int], None]) -> Outcome:
+def _replay(trace: Trace, world: ReplayWorld, tickets: Tickets, progress: Callable[[int], None]) -> ReplayResult:
     with ProcessPoolExecutor(world.producers, _PROCESSES, _begin, (tickets,)) as pool:
         parts = [pool.submit(_produce, trace, world, 1 + number) for number in range(world.producers)]
         try:
@@ -150,12 +150,12 @@ def _replay(trace: Trace, world: World, tickets: Tickets, progress: Callable[[in
             tickets.end()  # the others end soon if one has failed
 
 
-def _failed(part: "Future[Outcome]") -> bool:
+def _failed(part: "Future[ReplayResult]") -> bool:
     return part.done() and part.exception() is not None
 
 
-def _together(parts: list[Outcome], evicted: int) -> Outcome:
-    return Outcome(
+def _together(parts: list[ReplayResult], evicted: int) -> ReplayResult:
+    return ReplayResult(
         sum(part.hits for part in parts),
         sum(part.refused for part in parts),
         np.concatenate([part.put_ns for part in parts]),
@@ -173,7 +173,7 @@ def _begin(tickets: Tickets) -> None:
     torch.set_num_threads(1)
 
 
-def _produce(trace: Trace, world: World, rank: int) -> Outcome:
+def _produce(trace: Trace, world: ReplayWorld, rank: int) -> ReplayResult:
     with closing(world.attach(rank)) as cache:
         producer = _Producer(cache, len(trace.blocks))
         starts = np.concatenate([[0], trace.ends[:-1]])
@@ -226,20 +226,20 @@ class _Producer:
         self._put_ns[self._puts] = time.perf_counter_ns() - start
         self._puts += 1
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ReplayResult:
         """What this rank has done."""
-        return Outcome(self._hits, self._refused, self._put_ns[: self._puts], self._get_ns[: self._gets], 0)
+        return ReplayResult(self._hits, self._refused, self._put_ns[: self._puts], self._get_ns[: self._gets], 0)
 
 
 # --- the run ----------------------------------------------------------------------------------
-class Times(NamedTuple):
+class OperationTimes(NamedTuple):
     """Of one operation, in microseconds; None if there was none."""
 
     p50: float | None
     p99: float | None
 
 
-class Row(NamedTuple):
+class CapacityRow(NamedTuple):
     """A capacity in blocks, block hit rates, and how the real cache came to its own."""
 
     capacity: int
@@ -248,8 +248,8 @@ class Row(NamedTuple):
     possible: float  #: no policy has more
     evicted: int
     refused: int
-    put_us: Times
-    get_us: Times
+    put_us: OperationTimes
+    get_us: OperationTimes
 
     @property
     def best(self) -> str:
@@ -263,11 +263,11 @@ class Row(NamedTuple):
 
 def run(
     trace: Trace, capacity: int, producers: int, progress: Callable[[int], None], policy: Policy | None = None
-) -> Row:
+) -> CapacityRow:
     """Replay a trace. Arguments and errors are those of `producers.replay`."""
     room = min(capacity, trace.different + producers)  # a larger cache is never full
-    found: Outcome = replay(trace, room, producers, progress, policy)
-    return Row(
+    found: ReplayResult = replay(trace, room, producers, progress, policy)
+    return CapacityRow(
         capacity,
         found.hits / len(trace.blocks),
         {name: hit_rate(trace, policy(capacity)) for name, policy in POLICIES.items()},
@@ -279,5 +279,9 @@ def run(
     )
 
 
-def _times(ns: Nanoseconds) -> Times:
-    return Times(*(np.percentile(ns, [50, 99]) / 1000).round(1).tolist()) if len(ns) else Times(None, None)
+def _times(ns: Nanoseconds) -> OperationTimes:
+    return (
+        OperationTimes(*(np.percentile(ns, [50, 99]) / 1000).round(1).tolist())
+        if len(ns)
+        else OperationTimes(None, None)
+    )

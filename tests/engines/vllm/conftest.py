@@ -10,9 +10,9 @@ import pytest
 
 from nanokv.bench.vllm.__main__ import make_prompts
 from nanokv.bench.vllm.model import make_model
-from nanokv.bench.vllm.process import Engine, connector
+from nanokv.bench.vllm.process import EngineProcess, connector
 
-Start = Callable[..., Engine]
+Start = Callable[..., EngineProcess]
 BLOCK = 32  #: tokens per block in all engines here
 PROMPTS = make_prompts(56, seed=1)
 TOKENS = 8  #: that are generated after each prompt
@@ -25,14 +25,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def alone(model: Path) -> Iterator[Engine]:
+def alone(model: Path) -> Iterator[EngineProcess]:
     """An engine without a connector."""
-    with Engine(model) as engine:
+    with EngineProcess(model) as engine:
         yield engine
 
 
 @pytest.fixture(scope="session")
-def expected(alone: Engine) -> list[list[int]]:
+def expected(alone: EngineProcess) -> list[list[int]]:
     """The tokens after each of PROMPTS, by one engine alone."""
     tokens: list[list[int]] = alone.ask("generate", prompts=PROMPTS, tokens=TOKENS)["tokens"]
     return tokens
@@ -52,12 +52,14 @@ class Pair:
         self._flags = {"name": f"test-vllm-{os.getpid()}-{next(_worlds)}", "world_size": 2, "size": "64MiB"} | flags
         self.prefill, self.decode = self.start_prefill(), self.start_decode()
 
-    def start_prefill(self) -> Engine:
-        self.prefill = Engine(self._model, connector("kv_producer", rank=0, target=1, **self._flags), **self._arguments)
+    def start_prefill(self) -> EngineProcess:
+        self.prefill = EngineProcess(
+            self._model, connector("kv_producer", rank=0, target=1, **self._flags), **self._arguments
+        )
         return self.prefill
 
-    def start_decode(self) -> Engine:
-        self.decode = Engine(self._model, connector("kv_consumer", rank=1, **self._flags), **self._of_decode)
+    def start_decode(self) -> EngineProcess:
+        self.decode = EngineProcess(self._model, connector("kv_consumer", rank=1, **self._flags), **self._of_decode)
         return self.decode
 
     def hand_over(self, prompts: list[list[int]]) -> None:
@@ -98,8 +100,8 @@ def start(model: Path) -> Iterator[Start]:
     """start(role, arguments of vLLM, **flags) -> one engine with a world of its own; closed after the test."""
     with ExitStack() as stack:
 
-        def one(role: str, arguments: dict[str, Any] | None = None, **flags: Any) -> Engine:
-            engine = Engine(model, connector(role, **({"size": "64MiB"} | flags)), **(arguments or {}))
+        def one(role: str, arguments: dict[str, Any] | None = None, **flags: Any) -> EngineProcess:
+            engine = EngineProcess(model, connector(role, **({"size": "64MiB"} | flags)), **(arguments or {}))
             stack.callback(engine.close)
             return engine
 
@@ -121,7 +123,7 @@ def whole_blocks(prompts: list[list[int]]) -> list[int]:
     return [min(len(prompt) // BLOCK * BLOCK, len(prompt) - 1) for prompt in prompts]
 
 
-def total(engine: Engine, name: str) -> int:
+def total(engine: EngineProcess, name: str) -> int:
     """A count of `NanoKVCache.stats`, over all workers of an engine."""
     return sum(stats[name] for stats in engine.ask("stats"))
 

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
-from nanokv.bench.vllm.process import Engine, EngineFailed, connector
+from nanokv.bench.vllm.process import EngineFailed, EngineProcess, connector
 from tests.engines.vllm.conftest import PROMPTS, TOKENS, but_one, whole_blocks
 from tests.engines.vllm.watched import FOLDER, MODULE, counts_of, nodes_of
 from tests.support.needed import need_nixl
@@ -40,7 +40,7 @@ class Node:
         folder.mkdir(exist_ok=True)
         mine = {FOLDER: str(folder), "PYTHONPATH": str(ROOT)}
         transfer = connector(role, **flags) | {"kv_connector_module_path": MODULE}
-        self.engine = Engine(model, transfer, mine | environment, **arguments)
+        self.engine = EngineProcess(model, transfer, mine | environment, **arguments)
 
     def generate(self, prompts: list[list[int]], tokens: int = TOKENS) -> dict[str, Any]:
         """With an empty prefix cache of vLLM's own."""
@@ -61,7 +61,7 @@ class Node:
             self.engine.ask("generate", prompts=[[1, 2, 3]], tokens=1)  # no whole block; its steps report
             time.sleep(0.05)
 
-    def kill_before_load(self, other: Engine) -> None:
+    def kill_before_load(self, other: EngineProcess) -> None:
         """At the next look-up that finds blocks, kill another engine before they are loaded."""
         (self._folder / "kill").write_text(str(other.pid))
 
@@ -154,7 +154,7 @@ def test_over_tcp_a_host_is_stopped_and_goes_on_and_dies(start_nodes: StartNodes
     loses(two, one.engine, expected)
 
 
-def loses(node: Node, other: Engine, expected: list[list[int]]) -> None:
+def loses(node: Node, other: EngineProcess, expected: list[list[int]]) -> None:
     """Another engine is killed before blocks of it are loaded: no request fails, and every token is right."""
     before = node.counts["lost"] if node.counts else 0
     node.kill_before_load(other)
@@ -197,5 +197,8 @@ def test_tensor_parallel_workers_of_two_hosts(start_nodes: StartNodes) -> None:
 def test_a_cluster_that_cannot_be_joined(nixl: None, model: Path, tmp_path: Path) -> None:
     """The engine says why, and does not start without it."""
     flags = {"cluster": f"file://{tmp_path}", "bind": "192.0.2.1", "size": "64MiB"}
-    with Engine(model, connector("kv_both", **flags)) as engine, pytest.raises(EngineFailed, match=r"192\.0\.2\.1"):
+    with (
+        EngineProcess(model, connector("kv_both", **flags)) as engine,
+        pytest.raises(EngineFailed, match=r"192\.0\.2\.1"),
+    ):
         engine.wait()

@@ -17,7 +17,7 @@ from nanokv.errors import InvalidArgument
 from nanokv.integrations.vllm.engine_write import EngineWrite
 from nanokv.integrations.vllm.metadata import BlockSave
 from nanokv.integrations.vllm.saving import Saves
-from nanokv.integrations.vllm.stats import Counts
+from nanokv.integrations.vllm.stats import WorkerCounts
 from nanokv.integrations.vllm.worker import _halves
 from tests.engines.vllm.test_vllm_refusals import config_of
 from tests.gpu.on_ptx import machine_for
@@ -58,7 +58,7 @@ def engine() -> Engine:
 
 def writer_of(model: Path, cache: nanokv.NanoKVCache, engine: Engine, hold: float | None = None) -> EngineWrite:
     halves = [_halves(layer, SIZE) for layer in engine.caches]
-    saving = Saves(cache, cache.paged_kv(halves, kv_dim=1), lambda target: target, hold, Counts())
+    saving = Saves(cache, cache.paged_kv(halves, kv_dim=1), lambda target: target, hold, WorkerCounts())
     config = config_of(model, connector("kv_both"), max_num_batched_tokens=64, max_num_seqs=4)
     return EngineWrite(config, saving, halves)
 

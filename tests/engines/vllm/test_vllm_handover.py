@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 from nanokv.bench.vllm.model import make_model
-from nanokv.bench.vllm.process import Engine, EngineFailed, connector
+from nanokv.bench.vllm.process import EngineFailed, EngineProcess, connector
 from nanokv.heap.shm_tools import list_worlds
 from nanokv.integrations.vllm.worker import UNNAMED
 from tests.engines.vllm.conftest import PROMPTS, TOKENS, Pair, Start, blocks_of, but_one, total, whole_blocks
@@ -120,7 +120,7 @@ def test_another_model_shares_nothing(
     found = pair.generate(FEW)
     assert total(pair.decode, "gets") == 0
     assert total(pair.decode, "ready") > 0
-    with Engine(model, **of_decode) as alone:
+    with EngineProcess(model, **of_decode) as alone:
         assert found["tokens"] == alone.ask("generate", prompts=FEW, tokens=TOKENS)["tokens"]
     assert found["tokens"] != expected[: len(FEW)]
 
@@ -138,7 +138,7 @@ def test_requests_with_other_salts_share_nothing(start_pair: StartPair, expected
             assert total(pair.decode, "gets") == 0
 
 
-def test_aborted_and_preempted_requests(start: Start, alone: Engine, expected: list[list[int]]) -> None:
+def test_aborted_and_preempted_requests(start: Start, alone: EngineProcess, expected: list[list[int]]) -> None:
     """An engine that stores and loads, with room for few requests at a time."""
     engine = start("kv_both", {"num_gpu_blocks_override": 40, "max_model_len": 640})
     prompts = PROMPTS[:16]
@@ -173,7 +173,7 @@ def test_beside_another_connector(model: Path, tmp_path: Path, expected: list[li
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"connectors": [mine, example]},
     }
-    with Engine(model, both) as engine:
+    with EngineProcess(model, both) as engine:
         for cached in (None, whole_blocks(FEW)):
             found = engine.ask("generate", prompts=FEW, tokens=TOKENS)
             assert found["tokens"] == expected[: len(FEW)]
@@ -186,7 +186,7 @@ def test_beside_another_connector(model: Path, tmp_path: Path, expected: list[li
 def test_tensor_parallel_workers(model: Path) -> None:
     """Two workers in processes of their own: each stores and loads its heads, the scheduler asks both."""
     environment = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-    with Engine(model, connector("kv_both", size="64MiB"), environment, tensor_parallel_size=2) as engine:
+    with EngineProcess(model, connector("kv_both", size="64MiB"), environment, tensor_parallel_size=2) as engine:
         computed = engine.ask("generate", prompts=FEW, tokens=TOKENS)["tokens"]
         assert engine.ask("forget")
         loaded = engine.ask("generate", prompts=FEW, tokens=TOKENS)
@@ -208,9 +208,9 @@ def test_a_killed_engine_of_several_workers_leaves_no_memory_to_the_next_one(mod
 
     before = unnamed()
 
-    def started() -> Engine:
+    def started() -> EngineProcess:
         environment = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-        return Engine(model, connector("kv_both", size="64MiB"), environment, tensor_parallel_size=2).wait()
+        return EngineProcess(model, connector("kv_both", size="64MiB"), environment, tensor_parallel_size=2).wait()
 
     with started() as killed:
         assert killed.ask("generate", prompts=FEW, tokens=TOKENS)
@@ -234,8 +234,8 @@ def test_engines_of_other_tensor_parallel_degrees(model: Path, writers: int, rea
     producer = connector("kv_producer", rank=0, target=writers, **flags)
     consumer = connector("kv_consumer", rank=writers, **flags)
     with (
-        Engine(model, producer, binds[0], **parallel[0]) as prefill,
-        Engine(model, consumer, binds[1], **parallel[1]) as decode,
+        EngineProcess(model, producer, binds[0], **parallel[0]) as prefill,
+        EngineProcess(model, consumer, binds[1], **parallel[1]) as decode,
     ):
         computed = prefill.ask("generate", prompts=FEW, tokens=TOKENS)["tokens"]
         found = decode.ask("generate", prompts=FEW, tokens=TOKENS)
@@ -261,7 +261,7 @@ def test_engines_whose_blocks_differ_in_size_are_told_so(model: Path) -> None:
     """In the words of vLLM's settings: the world itself knows pages only. The one that comes second is refused."""
     flags = {"name": f"test-vllm-sizes-{os.getpid()}", "world_size": 2, "size": "64MiB", "attach_timeout": 30}
     engines = [
-        Engine(model, connector("kv_both", rank=rank, target=rank, **flags), block_size=size)
+        EngineProcess(model, connector("kv_both", rank=rank, target=rank, **flags), block_size=size)
         for rank, size in enumerate((32, 64))
     ]
     said = []

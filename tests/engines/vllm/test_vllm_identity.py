@@ -13,7 +13,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 
-from nanokv.bench.vllm.process import Engine, connector
+from nanokv.bench.vllm.process import EngineProcess, connector
 from nanokv.integrations.vllm.facts import FactsFiles, difference, packed, unpacked
 from nanokv.integrations.vllm.identity import facts_of
 from nanokv.integrations.vllm.settings import parse
@@ -108,10 +108,10 @@ def test_the_limit_chooses_the_factors_of_long_rope(tmp_path: Path) -> None:
     name = f"test-vllm-longrope-{os.getpid()}"
     flags = {"name": name, "world_size": 2, "size": "64MiB"}
     with (
-        Engine(folder, max_model_len=1024) as alone,
-        Engine(folder, max_model_len=512) as short,
-        Engine(folder, connector("kv_producer", rank=0, target=1, **flags), max_model_len=512) as prefill,
-        Engine(folder, connector("kv_consumer", rank=1, **flags), max_model_len=1024) as decode,
+        EngineProcess(folder, max_model_len=1024) as alone,
+        EngineProcess(folder, max_model_len=512) as short,
+        EngineProcess(folder, connector("kv_producer", rank=0, target=1, **flags), max_model_len=512) as prefill,
+        EngineProcess(folder, connector("kv_consumer", rank=1, **flags), max_model_len=1024) as decode,
     ):
         expected = alone.ask("generate", prompts=FEW, tokens=TOKENS)["tokens"]
         assert short.ask("generate", prompts=FEW, tokens=TOKENS)["tokens"] != expected, "the control"

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
-from nanokv.bench.vllm.process import Engine, EngineFailed, connector
+from nanokv.bench.vllm.process import EngineFailed, EngineProcess, connector
 from tests.engines.vllm.conftest import BLOCK, FAR, PROMPTS, TOKENS, apart
 from tests.engines.vllm.kinds import MAKERS, make_adapter
 
@@ -73,24 +73,24 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def started() -> Iterator[Callable[..., Engine]]:
+def started() -> Iterator[Callable[..., EngineProcess]]:
     with ExitStack() as stack:
 
-        def start(folder: Path, transfer: dict[str, Any] | None = None, **arguments: Any) -> Engine:
-            engine = Engine(folder, transfer, **FACTS | arguments)
+        def start(folder: Path, transfer: dict[str, Any] | None = None, **arguments: Any) -> EngineProcess:
+            engine = EngineProcess(folder, transfer, **FACTS | arguments)
             stack.callback(engine.close)
             return engine
 
         yield start
 
 
-def ask(engine: Engine, prompts: list[list[int]] = SOME) -> dict[str, Any]:
+def ask(engine: EngineProcess, prompts: list[list[int]] = SOME) -> dict[str, Any]:
     found: dict[str, Any] = engine.ask("generate", prompts=prompts, tokens=TOKENS, logprobs=3)
     return found
 
 
 @pytest.mark.parametrize("kind", RIGHT)
-def test_a_kind_is_right(model_of: Callable[[str], Path], started: Callable[..., Engine], kind: str) -> None:
+def test_a_kind_is_right(model_of: Callable[[str], Path], started: Callable[..., EngineProcess], kind: str) -> None:
     plain = started(model_of(kind))
     engine = started(model_of(kind), connector("kv_both", size="64MiB"))
     expected, own = ask(plain), [ask(plain) for _ in range(2)]
@@ -108,12 +108,14 @@ def test_a_kind_is_right(model_of: Callable[[str], Path], started: Callable[...,
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_kind_is_refused(model_of: Callable[[str], Path], started: Callable[..., Engine], kind: str) -> None:
+def test_a_kind_is_refused(model_of: Callable[[str], Path], started: Callable[..., EngineProcess], kind: str) -> None:
     with pytest.raises(EngineFailed, match=REFUSED[kind][1]):
         started(model_of(kind), connector("kv_both"), **ARGUMENTS.get(kind, {})).wait()
 
 
-def test_blocks_that_are_lost_behind_a_window(model_of: Callable[[str], Path], started: Callable[..., Engine]) -> None:
+def test_blocks_that_are_lost_behind_a_window(
+    model_of: Callable[[str], Path], started: Callable[..., EngineProcess]
+) -> None:
     """What is left of a window without one of its blocks is of no use: the request is computed from its beginning."""
     folder = model_of("sliding")
     plain = started(folder)
@@ -129,7 +131,7 @@ def test_blocks_that_are_lost_behind_a_window(model_of: Callable[[str], Path], s
 
 
 def test_prefill_and_decode_of_a_model_with_windows(
-    model_of: Callable[[str], Path], started: Callable[..., Engine]
+    model_of: Callable[[str], Path], started: Callable[..., EngineProcess]
 ) -> None:
     folder, flags = model_of("sliding"), {"name": f"test-vllm-windows-{os.getpid()}", "world_size": 2, "size": "64MiB"}
     plain = started(folder)
@@ -143,14 +145,14 @@ def test_prefill_and_decode_of_a_model_with_windows(
 
 
 def test_layer_by_layer_is_refused_with_windows(
-    model_of: Callable[[str], Path], started: Callable[..., Engine]
+    model_of: Callable[[str], Path], started: Callable[..., EngineProcess]
 ) -> None:
     with pytest.raises(EngineFailed, match=r"nanokv.load=layer does not go with MistralForCausalLM"):
         started(model_of("sliding"), connector("kv_both", load="layer")).wait()
 
 
 def test_a_draft_model_of_another_shape_is_refused(
-    model: Path, model_of: Callable[[str], Path], started: Callable[..., Engine]
+    model: Path, model_of: Callable[[str], Path], started: Callable[..., EngineProcess]
 ) -> None:
     drafts = {"method": "draft_model", "model": str(model_of("draft")), "num_speculative_tokens": 3}
     with pytest.raises(EngineFailed, match="a draft model of another shape"):
@@ -158,7 +160,9 @@ def test_a_draft_model_of_another_shape_is_refused(
 
 
 @pytest.mark.parametrize("method", ["ngram", "eagle"])
-def test_speculation(model: Path, model_of: Callable[[str], Path], started: Callable[..., Engine], method: str) -> None:
+def test_speculation(
+    model: Path, model_of: Callable[[str], Path], started: Callable[..., EngineProcess], method: str
+) -> None:
     drafts: dict[str, Any] = {"method": method, "num_speculative_tokens": 3}
     drafts |= {"prompt_lookup_max": 3} if method == "ngram" else {"model": str(model_of("eagle"))}
     expected = ask(started(model))
@@ -172,7 +176,9 @@ def test_speculation(model: Path, model_of: Callable[[str], Path], started: Call
     assert ask(engine)["tokens"] != expected["tokens"], "the control"
 
 
-def test_adapters_share_nothing_with_each_other(model: Path, tmp_path: Path, started: Callable[..., Engine]) -> None:
+def test_adapters_share_nothing_with_each_other(
+    model: Path, tmp_path: Path, started: Callable[..., EngineProcess]
+) -> None:
     """Two adapters, and the model alone, on one engine; then the second adapter under the first one's name."""
     adapters = {name: make_adapter(tmp_path / name, seed) for seed, name in enumerate(("one", "two"))}
     options = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
@@ -181,7 +187,7 @@ def test_adapters_share_nothing_with_each_other(model: Path, tmp_path: Path, sta
     asked: list[Any] = [None, *((name, number, str(path)) for number, (name, path) in enumerate(adapters.items(), 1))]
     asked.append(("one", 3, str(adapters["two"])))
 
-    def answers(of: Engine, adapter: Any) -> list[list[int]]:
+    def answers(of: EngineProcess, adapter: Any) -> list[list[int]]:
         found: list[list[int]] = of.ask("generate", prompts=SOME, tokens=TOKENS, adapter=adapter)["tokens"]
         return found
 

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
-from nanokv.bench.vllm.process import Engine, connector
+from nanokv.bench.vllm.process import EngineProcess, connector
 from tests.engines.vllm.conftest import BLOCK, PROMPTS, TOKENS, Start, whole_blocks
 
 EACH = slice(0, 24, 4)  #: prompts that share no prefix
@@ -18,21 +18,21 @@ NOTHING = [0] * len(FEW)
 
 
 @pytest.fixture
-def two(model: Path) -> Iterator[Callable[[int], Engine]]:
+def two(model: Path) -> Iterator[Callable[[int], EngineProcess]]:
     """Engines that store in a world of two ranks, each in its own segment, and load from both."""
     name = f"test-vllm-reset-{os.getpid()}"
     with ExitStack() as stack:
 
-        def start(rank: int) -> Engine:
+        def start(rank: int) -> EngineProcess:
             transfer = connector("kv_both", name=name, world_size=2, rank=rank, target=rank, size="64MiB")
-            engine = Engine(model, transfer)
+            engine = EngineProcess(model, transfer)
             stack.callback(engine.close)
             return engine
 
         yield start
 
 
-def answer(engine: Engine) -> tuple[list[list[int]], list[int]]:
+def answer(engine: EngineProcess) -> tuple[list[list[int]], list[int]]:
     """The tokens after FEW, asked one by one, and how many tokens of each were loaded or in the engine's own cache."""
     assert engine.ask("forget")
     found = [engine.ask("generate", prompts=[prompt], tokens=TOKENS) for prompt in FEW]
@@ -40,7 +40,7 @@ def answer(engine: Engine) -> tuple[list[list[int]], list[int]]:
 
 
 def test_it_is_done_also_where_engines_idle_or_are_dead(
-    two: Callable[[int], Engine], expected: list[list[int]]
+    two: Callable[[int], EngineProcess], expected: list[list[int]]
 ) -> None:
     idle, asked = two(0), two(1)
     right = expected[EACH]
@@ -59,7 +59,7 @@ def test_it_is_done_also_where_engines_idle_or_are_dead(
     assert (last["tokens"], last["cached"]) == (right, NOTHING)
 
 
-def test_an_engine_that_comes_later_has_it_too(two: Callable[[int], Engine], expected: list[list[int]]) -> None:
+def test_an_engine_that_comes_later_has_it_too(two: Callable[[int], EngineProcess], expected: list[list[int]]) -> None:
     first, second = two(0), two(1)
     right = expected[EACH]
     for _ in range(2):
@@ -71,7 +71,7 @@ def test_an_engine_that_comes_later_has_it_too(two: Callable[[int], Engine], exp
 
 def test_tensor_parallel_workers_and_an_engine_alone(model: Path, start: Start, expected: list[list[int]]) -> None:
     environment = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-    with Engine(model, connector("kv_both", size="64MiB"), environment, tensor_parallel_size=2) as several:
+    with EngineProcess(model, connector("kv_both", size="64MiB"), environment, tensor_parallel_size=2) as several:
         for engine in (several, start("kv_both")):
             tokens, _ = answer(engine)
             assert answer(engine) == (tokens, whole_blocks(FEW))

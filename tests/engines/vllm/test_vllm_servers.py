@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
-from nanokv.bench.vllm.process import Engine, connector
+from nanokv.bench.vllm.process import EngineProcess, connector
 from nanokv.check.lab.etcd import free_ports
 from nanokv.errors import HeapUnavailable
 from nanokv.heap.shm_tools import remove_world
@@ -118,7 +118,7 @@ def healthy(port: int) -> bool:
 
 
 def test_the_proxy_hands_prompts_over(
-    ports: tuple[int, int, int], model: Path, alone: Engine, expected: list[list[int]]
+    ports: tuple[int, int, int], model: Path, alone: EngineProcess, expected: list[list[int]]
 ) -> None:
     prefill, decode, proxy = ports
     prompts = PROMPTS[:6]

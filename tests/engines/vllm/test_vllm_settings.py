@@ -22,7 +22,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from nanokv.bench.vllm.model import VOCABULARY, make_model
-from nanokv.bench.vllm.process import Engine, EngineFailed, connector
+from nanokv.bench.vllm.process import EngineFailed, EngineProcess, connector
 from tests.engines.vllm.conftest import FAR, PROMPTS, TOKENS, Start, apart, but_one, total, whole_blocks
 
 LENGTHS = (1, 2, 31, 32, 33, 63, 64, 65, 96, 97, 255, 256, 257, 500, 700, 1000)
@@ -79,13 +79,13 @@ def test_the_table_of_the_docs() -> None:
     assert f"|---|---|\n{table()}\n" in DOCS.read_text(encoding="utf-8")
 
 
-def ask(engine: Engine, prompts: list[list[int]] = ASKED, **more: Any) -> dict[str, Any]:
+def ask(engine: EngineProcess, prompts: list[list[int]] = ASKED, **more: Any) -> dict[str, Any]:
     found: dict[str, Any] = engine.ask("generate", prompts=prompts, tokens=TOKENS, logprobs=3, **more)
     return found
 
 
 @pytest.fixture(scope="module")
-def by_one(model: Path, alone: Engine) -> dict[str, Any]:
+def by_one(model: Path, alone: EngineProcess) -> dict[str, Any]:
     return ask(alone)
 
 
@@ -100,7 +100,7 @@ class World:
             "size": "64MiB",
         } | setting.flags
 
-    def engine(self, number: int, **flags: Any) -> Engine:
+    def engine(self, number: int, **flags: Any) -> EngineProcess:
         """The prefill engine (0), or a decode engine."""
         setting = self._setting
         role, place = ("kv_consumer" if number else "kv_producer"), number * setting.workers
@@ -108,7 +108,7 @@ class World:
             flags = {"target": setting.workers} | flags
         environment = TWO_WORKERS if setting.workers > 1 else None
         transfer = connector(role, rank=place, **self._flags | flags)
-        return self._stack.enter_context(Engine(self._folder, transfer, environment, **setting.arguments))
+        return self._stack.enter_context(EngineProcess(self._folder, transfer, environment, **setting.arguments))
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_setting_is_right(model: Path, by_one: dict[str, Any], world: Callable
     setting = SETTINGS[name]
     expected = by_one
     if setting.own:
-        with Engine(model, **setting.arguments) as alone:
+        with EngineProcess(model, **setting.arguments) as alone:
             try:
                 expected = ask(alone)
             except EngineFailed as error:
@@ -192,8 +192,8 @@ def test_models_that_embed(tmp_path: Path, task: str) -> None:
     tokenizer.save_pretrained(folder)  # vLLM wants one here, though it is given token ids
     settings: dict[str, Any] = {"runner": "pooling", "pooler_config": {"task": task}, "skip_tokenizer_init": False}
     with (
-        Engine(folder, **settings) as alone,
-        Engine(folder, connector("kv_both", size="64MiB"), **settings) as engine,
+        EngineProcess(folder, **settings) as alone,
+        EngineProcess(folder, connector("kv_both", size="64MiB"), **settings) as engine,
     ):
         expected = alone.ask("encode", prompts=ASKED, task=task)
         for _ in range(2):
@@ -214,7 +214,7 @@ def test_fewer_heads_than_workers(tmp_path: Path, writers: int, readers: int) ->
     places: list[dict[str, Any]] = [{"rank": 0, "target": writers}, {"rank": writers}]
     with ExitStack() as stack:
         alone, prefill, decode = (
-            stack.enter_context(Engine(folder, transfer, environment, **arguments))
+            stack.enter_context(EngineProcess(folder, transfer, environment, **arguments))
             for transfer, environment, arguments in (
                 (None, None, {}),
                 *(

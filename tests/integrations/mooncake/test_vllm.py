@@ -15,7 +15,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 from nanokv.bench.vllm.__main__ import make_prompts
 from nanokv.bench.vllm.model import make_model
-from nanokv.bench.vllm.process import Engine
+from nanokv.bench.vllm.process import EngineProcess
 
 TOKENS = 8
 
@@ -50,11 +50,11 @@ def test_two_engines_share_a_store(tmp_path: Path, stack: ExitStack) -> None:
     }
     transfer = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both", "kv_connector_extra_config": {}}
     prompts = make_prompts(4, seed=1)
-    with Engine(model) as alone:
+    with EngineProcess(model) as alone:
         wanted = alone.ask("generate", prompts=prompts, tokens=TOKENS)["tokens"]
     sockets = [stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(2)]  # with short names
     one, other = (environment | {"VLLM_RPC_BASE_PATH": folder} for folder in sockets)
-    with Engine(model, transfer, one) as first, Engine(model, transfer, other) as second:
+    with EngineProcess(model, transfer, one) as first, EngineProcess(model, transfer, other) as second:
         computed = first.ask("generate", prompts=prompts, tokens=TOKENS)
         assert computed["tokens"] == wanted and not all(computed["cached"])  # later prompts begin like others
         read = second.ask("generate", prompts=prompts, tokens=TOKENS)

@@ -12,7 +12,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 from nanokv.bench.vllm.__main__ import make_prompts
 from nanokv.bench.vllm.model import make_model
-from nanokv.bench.vllm.process import Engine
+from nanokv.bench.vllm.process import EngineProcess
 from nanokv.integrations.joining import join, parse
 from tests.integrations.vllm_offload.parts import MODULE
 
@@ -22,7 +22,7 @@ BLOCK = 32  #: tokens of a block of these engines
 PROMPTS = make_prompts(12, seed=1)
 WHOLE = [len(prompt) // BLOCK * BLOCK for prompt in PROMPTS]  #: tokens of each that can be loaded
 STORE = {"name": "engines", "size": "64MiB", "page_bytes": 4096, "ranks": 8}
-Start = Callable[..., Engine]
+Start = Callable[..., EngineProcess]
 
 
 def offloading(extra: dict[str, Any]) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def expected(model: Path) -> list[list[int]]:
     """The tokens after each prompt, by an engine that offloads nothing."""
-    with Engine(model) as engine:
+    with EngineProcess(model) as engine:
         tokens: list[list[int]] = generate(engine)["tokens"]
     return tokens
 
@@ -64,22 +64,22 @@ def start(model: Path) -> Iterator[Start]:
     """start(transfer, **arguments of vLLM) -> an engine, which starts in the background; closed after the test."""
     with ExitStack() as stack:
 
-        def one(transfer: dict[str, Any], **arguments: Any) -> Engine:
+        def one(transfer: dict[str, Any], **arguments: Any) -> EngineProcess:
             binds = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"} if "tensor_parallel_size" in arguments else {}
-            engine = Engine(model, transfer, {"PYTHONPATH": str(ROOT)} | binds, **arguments)
+            engine = EngineProcess(model, transfer, {"PYTHONPATH": str(ROOT)} | binds, **arguments)
             stack.callback(engine.close)
             return engine
 
         yield one
 
 
-def generate(engine: Engine) -> dict[str, Any]:
+def generate(engine: EngineProcess) -> dict[str, Any]:
     """Greedy tokens after all prompts."""
     found: dict[str, Any] = engine.ask("generate", prompts=PROMPTS, tokens=8)
     return found
 
 
-def generate_anew(engine: Engine) -> dict[str, Any]:
+def generate_anew(engine: EngineProcess) -> dict[str, Any]:
     """The same, after the engine's own prefix cache was emptied."""
     assert engine.ask("forget")
     return generate(engine)

@@ -49,7 +49,7 @@ class Kind(NamedTuple):
         return self.one_word or self.checksum
 
 
-class Outcome(NamedTuple):
+class CaseResult(NamedTuple):
     """The counts of one case."""
 
     operations: int
@@ -259,7 +259,7 @@ def _watched() -> Iterator[None]:
         raise CheckFailure(failures.seen[0])
 
 
-def run_case(kind: Kind, seed: str, say: Say) -> Outcome:
+def run_case(kind: Kind, seed: str, say: Say) -> CaseResult:
     """Do one case. `seed` decides everything except the timing of threads.
 
     Raises:
@@ -267,7 +267,7 @@ def run_case(kind: Kind, seed: str, say: Say) -> Outcome:
     """
     rng = random.Random(seed)
     case = (_recovered if kind.recover else _local)(kind, rng, say)
-    return Outcome(case.operations, case.refused, case.corrupt, case.wrong)
+    return CaseResult(case.operations, case.refused, case.corrupt, case.wrong)
 
 
 def _options(kind: Kind, rng: random.Random) -> dict[str, Any]:

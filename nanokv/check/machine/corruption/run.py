@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from nanokv.check.machine.corruption.case import Kind, Outcome, run_case
+from nanokv.check.machine.corruption.case import CaseResult, Kind, run_case
 from nanokv.check.machine.rank_process import PROCESSES, warm
 from nanokv.check.report import CheckFailure, Row
 
@@ -39,10 +39,10 @@ KINDS = {
 @dataclass
 class _Tally:
     cases: int = 0
-    totals: list[int] = field(default_factory=lambda: [0] * len(Outcome._fields))
+    totals: list[int] = field(default_factory=lambda: [0] * len(CaseResult._fields))
     failures: list[str] = field(default_factory=list)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: CaseResult) -> None:
         self.cases += 1
         self.totals = [have + more for have, more in zip(self.totals, outcome, strict=True)]
 
@@ -82,7 +82,7 @@ def _batch(name: str, start: int, end: int, seed: int, tally: _Tally) -> int:
     try:
         for event, content in _messages(connection):
             if event == "done":
-                tally.add(Outcome(*content))
+                tally.add(CaseResult(*content))
                 at, doing = at + 1, []
             elif event == "failed":
                 raise CheckFailure(content)

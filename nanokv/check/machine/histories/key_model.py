@@ -30,7 +30,7 @@ TORN, FULL, PINNED = "TORN", "FULL", "PINNED"
 KILLED = ""  #: the answer of an operation that never returned
 
 
-class World(NamedTuple):
+class WorldKind(NamedTuple):
     """The properties of a world that change the specification of its keys."""
 
     may_be_full: bool = False
@@ -41,7 +41,7 @@ class World(NamedTuple):
         return partial(_step_of, self)
 
 
-PLAIN = World()  #: room for all, and no eviction
+PLAIN = WorldKind()  #: room for all, and no eviction
 
 
 def step(state: int, operation: Operation) -> Iterable[int]:
@@ -49,7 +49,7 @@ def step(state: int, operation: Operation) -> Iterable[int]:
     return _STEPS[operation.call](state, operation)
 
 
-def _step_of(world: World, state: int, operation: Operation) -> Iterable[int]:
+def _step_of(world: WorldKind, state: int, operation: Operation) -> Iterable[int]:
     if operation.call == "put" and operation.answer == FULL:
         return (state,) if world.may_be_full else ()
     if not world.may_evict:
@@ -101,7 +101,7 @@ _STEPS: dict[str, Callable[[int, Operation], Iterable[int]]] = {
 
 
 # --- overlaps ---------------------------------------------------------------------------------
-def with_excuses(history: Sequence[Operation], world: World = PLAIN) -> list[Operation]:
+def with_excuses(history: Sequence[Operation], world: WorldKind = PLAIN) -> list[Operation]:
     """The history of one key. Operations whose answer another one at the same time may explain are marked."""
     puts = _Overlaps([at for at, operation in enumerate(history) if operation.call == "put"], history)
     removals = _Overlaps([at for at, operation in enumerate(history) if _removes(operation)], history)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from nanokv.check.machine.histories.key_model import ABSENT, PLAIN, World, with_excuses
+from nanokv.check.machine.histories.key_model import ABSENT, PLAIN, WorldKind, with_excuses
 from nanokv.check.machine.histories.linearizability import NEVER, Operation, check
 from nanokv.check.machine.histories.recorder import compiled_record, yielding_record
 from nanokv.check.machine.histories.recordings import (
@@ -65,7 +65,7 @@ def _checked(name: str, recorded: Iterator[History]) -> Row:
     return row
 
 
-def check_key(key: int, operations: Sequence[Operation], world: World = PLAIN) -> int:
+def check_key(key: int, operations: Sequence[Operation], world: WorldKind = PLAIN) -> int:
     """Check the history of one key; returns how many configurations were explored.
 
     Raises:

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nanokv.check.machine.kills.roles import ROLES
-from nanokv.check.machine.kills.world import ANCHOR, PAGE, WORLD_SIZE, Counts, KillWorld
+from nanokv.check.machine.kills.world import ANCHOR, PAGE, WORLD_SIZE, KillWorld, SegmentUse
 from nanokv.check.machine.rank_process import wait_until, warm
 from nanokv.check.report import CheckFailure, Row
 from nanokv.device.segment.layout import WORD
@@ -89,7 +89,7 @@ class Tally:
         self.failures += other.failures
 
 
-class Rounds:
+class KillRounds:
     """The rounds of one world. `run` fills `tallies`, by role, and `taken_back`; the first failure ends the run."""
 
     def __init__(self, options: Options) -> None:
@@ -213,7 +213,7 @@ class Rounds:
             self.world.check_anchors()
 
     # --- exact counts ---
-    def _count(self, before: list[Counts], *, last: bool) -> None:
+    def _count(self, before: list[SegmentUse], *, last: bool) -> None:
         """With all ranks there and only the anchors left, as much is in use as before the first round."""
         world = self.world
         self._bring_back(list(world.away))
@@ -236,12 +236,12 @@ class Rounds:
             self._noted[rank] = now
 
 
-def differences(before: list[Counts], now: list[Counts]) -> str:
+def differences(before: list[SegmentUse], now: list[SegmentUse]) -> str:
     """The counts that changed, by segment and field."""
     changes = [
         f"{name} in the segment of rank {rank} are {have}, not {want}"
         for rank, (was, is_now) in enumerate(zip(before, now, strict=True))
-        for name, want, have in zip(Counts._fields, was, is_now, strict=True)
+        for name, want, have in zip(SegmentUse._fields, was, is_now, strict=True)
         if want != have
     ]
     return "; ".join(changes)
@@ -261,9 +261,9 @@ def run_kills(rounds: int, seed: int, *, pins: bool = True, worlds: int = WORLDS
     """
     warm()
     options = Options(rounds, seed, pins, min(worlds, rounds))
-    runs = [Rounds(options._replace(world=world)) for world in range(options.worlds)]
+    runs = [KillRounds(options._replace(world=world)) for world in range(options.worlds)]
     with ThreadPoolExecutor(max(len(runs), 1)) as pool:
-        list(pool.map(Rounds.run, runs))
+        list(pool.map(KillRounds.run, runs))
     tallies = {name: Tally() for name in (*ROLES, COUNTS)}
     for run in runs:
         for name, tally in run.tallies.items():

@@ -36,7 +36,7 @@ VOLATILE: tuple[tuple[int, Key], ...] = tuple(
 )
 
 
-class Counts(NamedTuple):
+class SegmentUse(NamedTuple):
     """Use of one segment."""
 
     objects: int  #: READY
@@ -159,24 +159,24 @@ class KillWorld:
         """Remove everything except the anchors. At rest."""
         self.cache.remove_many([key for _, key in VOLATILE])
 
-    def counts(self) -> list[Counts]:
+    def counts(self) -> list[SegmentUse]:
         """The use of each segment."""
         heap = self.cache.engine.heap
         raw = [heap.host_view(rank) for rank in range(heap.world_size)]
         looks = take_looks([SegmentView(each, heap.geometry) for each in raw if each is not None])
         return [self._count(look) for look in looks]
 
-    def counts_at_rest(self) -> list[Counts]:
+    def counts_at_rest(self) -> list[SegmentUse]:
         """The same, once every poller has consumed its ring."""
         wait_until("draining of the rings", lambda: not any(count.ring for count in self.counts()))
         return self.counts()
 
-    def _count(self, look: Look) -> Counts:
+    def _count(self, look: Look) -> SegmentUse:
         extents, wild = look.extents(look.headers["n_pages"] > 0, whole=True)
         marks = self.cache.engine.machine.page_marks(look.rank)
         held, free = int(extents.size.sum()), int(look.class_sizes[marks[marks > 0] - 1].sum())
         row = look.ctl[0]
-        return Counts(
+        return SegmentUse(
             objects=int(np.count_nonzero(look.ready)),
             pages=held,
             slots=look.used_slots - int(np.count_nonzero(look.free_slots)) + len(wild),

@@ -40,7 +40,7 @@ def need_compiler(target: str) -> None:
         raise InvalidArgument("TRITON_INTERPRET is set: device functions are interpreted in this process, not compiled")
 
 
-class Code(NamedTuple):
+class CompiledCall(NamedTuple):
     """A compiled call of one device function."""
 
     ptx: str
@@ -74,7 +74,7 @@ def call_one(out: tl.int64, words: tl.tuple, function: tl.constexpr, opens: tl.c
             store64(out + (i + 1) * WORD_BYTES, word(answers[i]), "relaxed")
 
 
-def compiled(function: Any, target: str) -> Code:
+def compiled(function: Any, target: str) -> CompiledCall:
     """A call of a device function whose arguments are words, the first of them a world if it is named so."""
     names = function.arg_names
     types: dict[str, Any] = {
@@ -88,7 +88,7 @@ def compiled(function: Any, target: str) -> Code:
     with installed(Machine(), TARGETS[target]), warnings.catch_warnings():  # which stops at PTX
         warnings.filterwarnings("ignore", "TRITON_DEFAULT_FP_FUSION")  # words are integers
         made = triton.compile(source, target=gpu, options={"num_warps": 1})
-    return Code(made.kernel.decode(), made.metadata.shared)
+    return CompiledCall(made.kernel.decode(), made.metadata.shared)
 
 
 class Variant:
@@ -130,7 +130,7 @@ def _plain(constants: tuple[tuple[str, int], ...]) -> Variant:
 
 
 @cache
-def _compiled_plain(function: Any, constants: tuple[tuple[str, int], ...], target: str) -> Code:
+def _compiled_plain(function: Any, constants: tuple[tuple[str, int], ...], target: str) -> CompiledCall:
     return compiled(_plain(constants).function(function), target)
 
 

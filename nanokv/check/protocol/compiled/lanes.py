@@ -83,7 +83,7 @@ _FIRST_TOKEN = 0x7A3E_51C9 << 32  #: far from addresses, keys and payloads of sm
 Array = npt.NDArray[Any]
 
 
-class Lane:
+class LaneReader:
     """A reader of simulated memory: some lanes, with a view that they share."""
 
     def __init__(self, view: View) -> None:
@@ -225,9 +225,9 @@ class LaneMemory(Memory):
         groups = [here] if access.semantics == "acquire" else lanes.groups(here)
         if len(groups) == 1:
             sem = "acquire" if access.semantics == "acquire" else "relaxed"
-            return memory.load(Lane(lanes.view_of(here)), address, sem) % _SPAN
+            return memory.load(LaneReader(lanes.view_of(here)), address, sem) % _SPAN
         seen = max(lanes.views[group[0]].get(address, 0.0) for group in groups)
-        together = Lane({address: seen} if seen else {})
+        together = LaneReader({address: seen} if seen else {})
         value = memory.load(together, address, "relaxed")
         for group in groups:  # what else they know stays theirs
             lanes.view_of(group).update(together.view)
@@ -248,7 +248,7 @@ class LaneMemory(Memory):
         for lane, address, word in zip(_numbers(lanes), where, words, strict=True):
             value = self._read(state, state.tokens.pop(word), lane) if word in state.tokens else word
             simulation.point(STORE, address)
-            simulation.memory.store(Lane(state.view_of([lane])), address, value, "relaxed")
+            simulation.memory.store(LaneReader(state.view_of([lane])), address, value, "relaxed")
 
     def atomic(self, warp: Warp, access: Access, lane: int, address: int, operands: Sequence[int]) -> int:
         if address < SHARED:
@@ -259,7 +259,7 @@ class LaneMemory(Memory):
             simulation.finish_copies()  # of earlier calls
             self._finish_late(state, [word for word in state.late if word.lane in (None, lane)])
         simulation.point(MODIFY, address)
-        memory, reader = simulation.memory, Lane(state.view_of([lane]))
+        memory, reader = simulation.memory, LaneReader(state.view_of([lane]))
         operation = access.operation.partition(".")[0]
         if operation == "cas":
             return memory.cas(reader, address, operands[0], operands[1], sem) % _SPAN
@@ -297,7 +297,7 @@ class LaneMemory(Memory):
     def _read(self, lanes: Lanes, address: int, lane: int) -> int:
         simulation = self._simulation
         simulation.point(LOAD, address)
-        return simulation.memory.load(Lane(lanes.view_of([lane])), address, "relaxed")
+        return simulation.memory.load(LaneReader(lanes.view_of([lane])), address, "relaxed")
 
 
 def _numbers(lanes: Array | None) -> Sequence[int]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from nanokv.check.protocol.compiled.calls import MOST_ANSWERS, Code, compile_calls, need_compiler
+from nanokv.check.protocol.compiled.calls import MOST_ANSWERS, CompiledCall, compile_calls, need_compiler
 from nanokv.check.protocol.compiled.lanes import LaneMemory
 from nanokv.device.ptx import Cta, Machine
 from nanokv.device.sim.simulation import Simulation
@@ -32,26 +32,26 @@ class CompiledTasks:
         need_compiler(target)
         self.name, self._rewrite = target, rewrite
         self.changed = False
-        self._machines: dict[Simulation, tuple[Machine, Callable[[Any], Code]]] = {}
+        self._machines: dict[Simulation, tuple[Machine, Callable[[Any], CompiledCall]]] = {}
 
     def __call__(self, simulation: Simulation, device_function: Any) -> Callable[..., Any]:
         if simulation not in self._machines:
             compiling = compile_calls(simulation.replaced, simulation.constants, self.name)
             self._machines[simulation] = Machine(memory=LaneMemory(simulation)), compiling
         machine, compiling = self._machines[simulation]
-        code: list[Code] = []
+        code: list[CompiledCall] = []
 
         def call(*words: int) -> Any:
             if not code:  # at the first call: most entries are never called by a scenario
                 made = compiling(device_function)
-                code.append(Code(self._rewrite(made.ptx), made.shared))
+                code.append(CompiledCall(self._rewrite(made.ptx), made.shared))
                 self.changed |= code[0].ptx != made.ptx
             return _run(machine, code[0], words)
 
         return call
 
 
-def _run(machine: Machine, code: Code, words: tuple[int, ...]) -> Any:
+def _run(machine: Machine, code: CompiledCall, words: tuple[int, ...]) -> Any:
     """One call: the answers, as the function in plain Python returns them."""
     room = np.zeros(1 + MOST_ANSWERS, np.int64)
     arguments = [("out", room.ctypes.data), *((f"word {n}", int(word)) for n, word in enumerate(words))]
