@@ -162,7 +162,7 @@ class MasterClient:
         return PeerLost(f"rank {self._master}, the master, {why}")
 
 
-# --- the host allocation ----------------------------------------------------------------------
+# --- the allocation ----------------------------------------------------------------------------
 _SHARED = "compat_v1.master"  #: the master in `LocalWorld.shared`
 
 

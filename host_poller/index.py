@@ -31,7 +31,7 @@ from nanokv.host_poller.events import Event, EventKind
 from nanokv.types import KeyDigest, ObjMeta, known_digest
 
 
-# --- A lock whose holder works in native code for long, and lets go of it soon after somebody else asks ---
+# --- a lock whose holder lets go of it soon after somebody else asks ---------------------------
 class Turn:
     """Taken by `with turn` from any thread, shortly: the poller's native rounds end then.
 

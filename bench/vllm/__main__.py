@@ -46,7 +46,7 @@ def make_prompts(count: int, seed: int, *, shortest: int = 40, longest: int = 40
     return prompts
 
 
-# --- the   main   -----------------------------------------------------------------------------
+# --- the command -------------------------------------------------------------------------------
 PROMPT_TOKENS = 960
 ROUNDS = 12
 BATCH = 16

@@ -70,7 +70,7 @@ def free_chains(geometry: Geometry, links: npt.NDArray[Any], firsts: Mapping[int
     return np.array(list(pages), np.int64), np.array(list(pages.values()), np.int64)
 
 
-# --- the base ---------------------------------------------------------------------------------
+# --- the machine -------------------------------------------------------------------------------
 _COPY_RANK, _COPY_STATUS, _COPY_SLEEPS = (COPY.offsets[name] // WORD for name in ("rank", "status", "sleeps"))
 _PLAN: int = FLAG_PLAN.value
 _OK, _MISS = int(Status.OK), int(Status.MISS)

@@ -39,7 +39,7 @@ from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.host_records import SECOND, WATCH
 from nanokv.device.segment.layout import HEAP_CTL, OBJ_HEADER, WORD
 
-# --- what Triton does with the constants of device functions, once per process instead of as it comes, or at each
+# --- constants of device functions, settled once per process -----------------------------------
 # launch
 # - The cache's key of a function holds those of the functions that it calls. Triton before 3.9 leaves out of it what
 # such
@@ -182,7 +182,7 @@ def _drained(words: Words, asked: int, taken: int, head: int, hole: int) -> Hint
     return Hints(words[:taken], head, hole, records.view(OBJ_HEADER.dtype)[:taken], good[:taken] != 0)
 
 
-# --- the launch -------------------------------------------------------------------------------
+# --- the machine -------------------------------------------------------------------------------
 _log = logging.getLogger("nanokv.machine")
 
 MAX_CTAS = 1056  #: eight per multiprocessor of the largest GPUs in use; more would only queue

@@ -58,7 +58,7 @@ from nanokv.device.segment.layout import (
 from nanokv.device.segment.world_table import World, segment
 
 
-# --- takes hints from the ring into the index of the owner's host, whose arrays are private memory of that host ---
+# --- from hints to rows of the index, whose arrays are private memory of the owner's host ------
 # `host_poller.intake` does the same with numpy, where a segment lies in a GPU's memory, and under the checker. Here
 # it is one function, so that a host whose segment lies in its own memory polls without the interpreter's lock.
 #

@@ -167,7 +167,7 @@ def number(text: str) -> Immediate | None:
     return Immediate(float(text), "f64") if _DECIMAL.match(text) else None
 
 
-# --- the parse --------------------------------------------------------------------------------
+# --- from statements to instructions -----------------------------------------------------------
 _HEADER = re.compile(r"\.(entry|func)\s*(?:\((?P<results>[^)]*)\)\s*)?(?P<name>[\w$.%]+)\s*(?:\((?P<params>[^)]*)\))?")
 _REGISTERS = re.compile(r"([\w$%.]+)(?:<(\d+)>)?")
 

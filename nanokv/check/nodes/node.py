@@ -162,7 +162,7 @@ class Watcher:
             look.stop()
 
 
-# --- A world in which nobody works: what it stores is what is known, and nothing leaks --------
+# --- a world in which nobody works -------------------------------------------------------------
 REST_SECONDS = 20.0  #: for transfers that were given up to end, and for what the dead had begun to come back
 _LOOK = 0.02  #: seconds
 _COUNTS = ("ready", "unfinished", "quarantined", "used_pages", "late_reads", "late_pulls")

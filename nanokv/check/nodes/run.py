@@ -28,7 +28,7 @@ from nanokv.check.nodes.times import FaultTimes
 from nanokv.check.report import CheckFailure, Row, tell
 from nanokv.errors import InvalidArgument
 
-# --- A round: all nodes work, a fault comes in the middle and is undone, and then everything is looked at ---
+# --- a round -----------------------------------------------------------------------------------
 # 1. Every node has an object at which the others look without a pause, and its threads begin to work.
 # 2. The fault begins. It lasts for a random time, or until all others have seen the victim go, and a while longer.
 # 3. It is undone. All nodes must reach each other again; they work on for a while, and pause.

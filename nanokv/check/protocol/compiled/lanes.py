@@ -73,7 +73,7 @@ def _registers(operand: Operand) -> Iterator[Register]:
             yield from _registers(operand.second)
 
 
-# --- the lanes --------------------------------------------------------------------------------
+# --- readers of simulated memory ---------------------------------------------------------------
 LANES = 32
 _ALL = tuple(range(LANES))
 _WORD = 8

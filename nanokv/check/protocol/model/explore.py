@@ -104,7 +104,7 @@ def _check_index(index: HeaderIndex, machine: NativeMachine, rank: int) -> None:
             )
 
 
-# --- the explore ------------------------------------------------------------------------------
+# --- executions --------------------------------------------------------------------------------
 MEMORIES: dict[str, type[Memory]] = {"sc": Memory, "weak": WeakMemory}
 SCHEDULERS: dict[str, type[RandomWalk]] = {"random": RandomWalk, "pct": Priorities}
 
