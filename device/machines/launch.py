@@ -40,17 +40,14 @@ from nanokv.device.segment.host_records import SECOND, WATCH
 from nanokv.device.segment.layout import HEAP_CTL, OBJ_HEADER, WORD
 
 # --- constants of device functions, settled once per process -----------------------------------
-# launch
 # - The cache's key of a function holds those of the functions that it calls. Triton before 3.9 leaves out of it what
-# such
-# a function names if that was not hashed before (`DependenciesFinder._update_hash`), so the key depends on what the
-# process has launched first, and a service may compile at its start what was compiled before. So all device functions
-# are hashed in one order before the first launch.
-# - A launch compares every constant that a kernel and the functions below it name with its value when they were
-# hashed
-# (`JITFunction.run`): 413 for a put of many objects, two thirds of the time of its launch. A constant of the layout
-# does not change while a process runs, so those of our functions are not compared again. The constants that a user's
-# kernel names itself still are.
+#   such a function names if that was not hashed before (`DependenciesFinder._update_hash`), so the key depends on what
+#   the process has launched first, and a service may compile at its start what was compiled before. So all device
+#   functions are hashed in one order before the first launch.
+# - A launch compares every constant that a kernel and the functions below it name with its value when they were hashed
+#   (`JITFunction.run`): 413 for a put of many objects, two thirds of the time of its launch. A constant of the layout
+#   does not change while a process runs, so those of our functions are not compared again. The constants that a user's
+#   kernel names itself still are.
 DEVICE = "nanokv.device"
 PACKAGES = ("memory", "segment", "protocol", "kernels", "library", "remote")  #: that hold device functions
 
@@ -77,10 +74,10 @@ def settle_functions() -> int:
 
 
 # --- drains a ring whose segment lies in a GPU's memory ---------------------------------------
-# Mostly there is no new hint. To see that, the host copies one word on a stream of its own: it launches no kernel,
-# and does not wait for the engine's (`HeadWatch`: in native code, without the interpreter's lock). What it sees
-# decides only when to take hints: the kernel that takes them reads the ring anew. For that two kernels take the hints
-# and copy the headers that they are about, and one copy brings both to the host, which waits once.
+# Mostly there is no new hint. To see that, the host copies one word on a stream of its own: it launches no kernel, and
+# does not wait for the engine's (`HeadWatch`: in native code, without the interpreter's lock). What it sees decides
+# only when to take hints: the kernel that takes them reads the ring anew. For that two kernels take the hints and copy
+# the headers that they are about, and one copy brings both to the host, which waits once.
 HEADERS_A_CTA = 8  #: headers that one CTA copies, one after the other
 LEAST_PAUSE, MOST_PAUSE = 20_000, 1_000_000  #: ns between two looks
 ROW = 2 + OBJ_HEADER.size // WORD  #: words per hint: the hint, whether its header is good, and the header

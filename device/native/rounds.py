@@ -59,14 +59,13 @@ from nanokv.device.segment.world_table import World, segment
 
 
 # --- from hints to rows of the index, whose arrays are private memory of the owner's host ------
-# `host_poller.intake` does the same with numpy, where a segment lies in a GPU's memory, and under the checker. Here
-# it is one function, so that a host whose segment lies in its own memory polls without the interpreter's lock.
+# `host_poller.intake` does the same with numpy, where a segment lies in a GPU's memory, and under the checker. Here it
+# is one function, so that a host whose segment lies in its own memory polls without the interpreter's lock.
 #
 # Guarantees
 # - A row of the index is a whole header that was READY in the epoch of the row (`reclaim.snapshot`).
-# - Hints of removals are taken before those of new objects: else the next object of a slot would tell that the last
-# one
-# is gone, and not how.
+# - Hints of removals are taken before those of new objects: else the next object of a slot would tell that the last one
+#   is gone, and not how.
 #
 # Why the orderings suffice: those of `ring.drain` and `reclaim.snapshot`. The index is private memory.
 @triton.jit

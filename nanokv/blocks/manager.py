@@ -97,10 +97,8 @@ class PoolStatus(NamedTuple):
 #     WeakBlock       Registered, or gone: holds nothing
 #
 # What it guarantees: the transitions of KVBM's table, and no other. A call that is not possible raises InvalidState,
-# with
-# the state that the block is in, or was when this handle lost it, and changes nothing. Transitions run under the lock
-# of
-# the manager, so of two threads that commit one block, one does and the other is refused.
+# with the state that the block is in, or was when this handle lost it, and changes nothing. Transitions run under the
+# lock of the manager, so of two threads that commit one block, one does and the other is refused.
 #
 # A handle that was dropped, by `drop`, a `with` block or by nobody referring to it, gives its block back: a mutable or
 # complete one to the reset pool, the last one of a registered block to the inactive pool. After `drop` no view of the

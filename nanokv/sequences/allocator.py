@@ -21,20 +21,17 @@ from nanokv.errors import InvalidArgument
 
 
 # --- the free blocks of an arena as buddies: a list per order, and a lock per list ------------
-# A chunk of order k has 2**k blocks and begins at a multiple of 2**k. Its buddy is the other half of the chunk of
-# order k + 1 that both are in.
+# A chunk of order k has 2**k blocks and begins at a multiple of 2**k. Its buddy is the other half of the chunk of order
+# k + 1 that both are in.
 #
 # Guarantees, and why they hold:
-# - A block is in one chunk of one list, or in the hands of one caller. A chunk leaves a list under the list's lock,
-# and
-# only who has removed it splits it, joins it or gives it away.
-# - No two buddies are both in a list. `put` looks for the buddy and inserts the chunk in one critical section of
-# their
-# list, so of two threads that free two buddies the later one finds the earlier one's.
+# - A block is in one chunk of one list, or in the hands of one caller. A chunk leaves a list under the list's lock, and
+#   only who has removed it splits it, joins it or gives it away.
+# - No two buddies are both in a list. `put` looks for the buddy and inserts the chunk in one critical section of their
+#   list, so of two threads that free two buddies the later one finds the earlier one's.
 # - No thread holds two locks, so none waits for another one that waits.
 # - A refusal is true. Chunks that a caller has in its hands are in no list, so a look past them could find nothing
-# while
-# enough is free. `Moves` tells whether a caller had chunks in its hands during a look.
+#   while enough is free. `Moves` tells whether a caller had chunks in its hands during a look.
 #
 # The steps of a call, list operations, are bounded by O(log n) for n blocks: see each function.
 class Moves:
@@ -148,9 +145,9 @@ def chunks_of(start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 # --- free runs: free blocks side by side, in chunks that are no buddies of each other ---------
-# A handle grows into its neighbours, and a request of 33 blocks may fit between two sequences where no free chunk of
-# 64 is. The chunks of a run are joined, so their orders rise and then fall: a walk over a run asks for each order at
-# most twice. Looks need no lock: `take_run` finds out whether they are still true.
+# A handle grows into its neighbours, and a request of 33 blocks may fit between two sequences where no free chunk of 64
+# is. The chunks of a run are joined, so their orders rise and then fall: a walk over a run asks for each order at most
+# twice. Looks need no lock: `take_run` finds out whether they are still true.
 TRIES = 4  #: chunks of each of two orders around which `find_run` looks
 
 

@@ -30,9 +30,9 @@ from nanokv.errors import CacheClosed, KeyNotFound, NanoKVError, NotReady, PeerL
 from nanokv.fsck import check_cache
 from nanokv.types import KeyDigest
 
-# --- threads of a node that look at the other nodes without a pause: when one is lost, and when it is no member any
-# more
-# Each node has an object for that, its canary. One thread reads the canary of one node.
+# --- threads of a node that look at the other nodes without a pause ----------------------------
+# They see when one is lost, and when it is no member any more. Each node has an object for that, its canary. One thread
+# reads the canary of one node.
 LOOK = 0.003  #: seconds between two looks
 WRONG = "WRONG"
 

@@ -16,11 +16,11 @@ from typing import Any
 from nanokv.cluster.links.base import LinkLost, LinkUnavailable
 
 
-# --- the end of a process that has loaded NIXL or UCX: without the destructors of its libraries, of which one
-# crashes
-# NIXL's wheel (1.5.1) has a libnl-route whose destructor uses memory of another library that is gone by then: every
-# process ended with SIGSEGV, after Python had. So C's `exit` ends such a process when everything else is done: Python
-# is finalised, functions of `atexit` have run, and C's streams are flushed. Exit codes stay as they are.
+# --- the end of a process that has loaded NIXL or UCX ------------------------------------------
+# It ends without the destructors of its libraries, of which one crashes: NIXL's wheel (1.5.1) has a libnl-route whose
+# destructor uses memory of another library that is gone by then: every process ended with SIGSEGV, after Python had. So
+# C's `exit` ends such a process when everything else is done: Python is finalised, functions of `atexit` have run, and
+# C's streams are flushed. Exit codes stay as they are.
 @cache
 def end_without_destructors() -> None:
     """Let the C library skip destructors of shared libraries at the end of this process. Once is enough."""
