@@ -139,7 +139,7 @@ class BlockHandle(BlockView):
 
     def drop(self) -> None:
         """Give the block back. Idempotent; nothing if another call has taken the block, or the manager is closed."""
-        if self._manager._cache.closed:  # or this is a fork: the block is its parent's
+        if self._manager.cache.closed:  # or this is a fork: the block is its parent's
             self._ended_by = self._ended_by or "drop"
             return
         with self._manager._lock:
@@ -401,25 +401,23 @@ class BlockManager:
         order = order_named(eviction) if isinstance(eviction, str) else None
         if order is None:
             raise InvalidArgument(f'eviction must be "lru", "fifo" or "priority", not {eviction!r}')
-        self._cache, self.layout, self.segment = cache, layout, segment
-        self._geometry, self._order = cache.engine.geometry, order
+        self.cache, self.layout, self.segment = cache, layout, segment
+        self.geometry, self._order = cache.engine.geometry, order
         _check_world(cache, layout, segment)
-        pages = np.array([self._geometry.pages_of(layout.natural_block_stride)])
-        self._pages = int(self._geometry.extent_pages(pages)[0])
-        most = self._geometry.n_pages // self._pages - 1  # one extent is what registrations copy into
+        pages = np.array([self.geometry.pages_of(layout.natural_block_stride)])
+        self._pages = int(self.geometry.extent_pages(pages)[0])
+        most = self.geometry.n_pages // self._pages - 1  # one extent is what registrations copy into
         if most < 1:
-            raise InvalidArgument(
-                f"a segment of {self._geometry.n_pages} pages needs room for two blocks of {pages[0]}"
-            )
+            raise InvalidArgument(f"a segment of {self.geometry.n_pages} pages needs room for two blocks of {pages[0]}")
         self._total = most if total_blocks is None else integer("total_blocks", total_blocks, 1, most)
-        self._keys = Keys(cache.digest("").key_check >> 32)
+        self.keys = Keys(cache.digest("").key_check >> 32)
         self._group = f"nanokv.blocks {layout.block_shape} {layout.dtype}"
         self._group_word = cache.engine.hasher.group(self._group)
         self._slots = Slots(cache, segment, layout.natural_block_stride, Hold(group=self._group))
         self._active = ActivePool(cache, layout)
         self._dropped: deque[Slot | Held] = deque()
         self._published: dict[KeyDigest, PublishHandle] = {}
-        self._counts, self._seldom = ManagerCounts(), Seldom(logger)
+        self.counts, self._seldom = ManagerCounts(), Seldom(logger)
         self._lock = threading.RLock()
         self._open = True
         self._order(self._look())  # first in, first out needs to know what is there
@@ -429,7 +427,7 @@ class BlockManager:
         self._location = f"nanokv:{cache.engine.heap.name}:{segment}" if storage_location is None else storage_location
         self._pool, self._metrics = pool, metrics
         if metrics is not None:
-            metrics.add(pool, self._counts, self._gauges)
+            metrics.add(pool, self.counts, self._gauges)
         self._forget = None if events is None else events.before_flush(self.note_removed)
         self._stay = cache.engine.before_close(self.close)
 
@@ -491,7 +489,7 @@ class BlockManager:
                 if len(slots) == count:
                     return [self._mutable(self._lease(slot)) for slot in slots], evicted
                 time.sleep(random.uniform(0, _LONGEST_REST))
-        self._counts.add(refused=1)
+        self.counts.add(refused=1)
         self._seldom.warn("refused", f"NanoKV: {count} blocks were asked for, and too few of {self._total} are free")
         return None
 
@@ -507,12 +505,12 @@ class BlockManager:
             return None
         gone = self._evict(table, count - reset)
         evicted += [found for row in gone if (found := sequence_of(row.key)) is not None]
-        slots = self._slots.open([self._keys.private() for _ in range(count)])
-        if slots is None or (self._cache.world_size > 1 and self._look().used > self._total):
+        slots = self._slots.open([self.keys.private() for _ in range(count)])
+        if slots is None or (self.cache.world_size > 1 and self._look().used > self._total):
             for slot in slots or ():
                 self._slots.close(slot)
             return []
-        self._counts.add(allocations=count, allocations_from_reset=count - len(gone))
+        self.counts.add(allocations=count, allocations_from_reset=count - len(gone))
         return slots
 
     def reset_inactive_pool(self) -> int:
@@ -536,21 +534,21 @@ class BlockManager:
         candidates = np.flatnonzero(table.inactive)
         for at in candidates[np.argsort(self._order(table)[candidates], kind="stable")].tolist():
             row = table.row(at)
-            if self._cache.engine.allocation.evict_slot(self.segment, row.slot, row.epoch) == Status.OK:
+            if self.cache.engine.allocation.evict_slot(self.segment, row.slot, row.epoch) == Status.OK:
                 gone.append(row)
                 self._unpublish(row.key)
                 if len(gone) == count:
                     break
-        self._counts.add(evictions=len(gone))
+        self.counts.add(evictions=len(gone))
         return gone
 
     # --- what this process holds ---
     def _lease(self, holds: Slot | Held) -> Lease:
-        return Lease(self._cache, holds, self._dropped)
+        return Lease(self.cache, holds, self._dropped)
 
     def _drop(self, lease: Lease) -> None:
         """A call has dropped a handle. Under the lock."""
-        if lease.end() and self._open and not self._cache.closed:
+        if lease.end() and self._open and not self.cache.closed:
             self._give_back(lease.holds)
 
     def _give_back(self, holds: Slot | Held) -> None:
@@ -560,7 +558,7 @@ class BlockManager:
             self._active.release(holds, now_ns())
 
     def _look(self) -> Table:
-        return Table(self._cache.engine.machine, self.segment, self._group_word)
+        return Table(self.cache.engine.machine, self.segment, self._group_word)
 
     def _reset_size(self, table: Table) -> int:
         """Blocks that no object has, as far as the segment has room beside objects of others."""
@@ -587,7 +585,7 @@ class BlockManager:
         hashes = listed("sequence_hashes", sequence_hashes)
         found = self._match(hashes, stop=True)
         blocks = [block for block in found if block is not None]
-        self._counts.add(match_hashes_requested=len(hashes), match_blocks_returned=len(blocks))
+        self.counts.add(match_hashes_requested=len(hashes), match_blocks_returned=len(blocks))
         return blocks
 
     match_sequence_hashes = match_blocks  #: the name of Dynamo's older crate
@@ -596,7 +594,7 @@ class BlockManager:
         """Per hash a handle of its block, or None. Raises as `match_blocks`."""
         found = self._match(listed("sequence_hashes", sequence_hashes), stop=False)
         there = sum(block is not None for block in found)
-        self._counts.add(scan_hashes_requested=len(found), scan_blocks_returned=there)
+        self.counts.add(scan_hashes_requested=len(found), scan_blocks_returned=there)
         return found
 
     def scan_matches(
@@ -613,7 +611,7 @@ class BlockManager:
         once = list(dict.fromkeys(hashes))
         found = self._match(once, stop=False)
         blocks = {each: block for each, block in zip(once, found, strict=True) if block is not None}
-        self._counts.add(scan_hashes_requested=len(hashes), scan_blocks_returned=len(blocks))
+        self.counts.add(scan_hashes_requested=len(hashes), scan_blocks_returned=len(blocks))
         return blocks
 
     def pin(self, sequence_hash: SequenceHash) -> ImmutableBlock:
@@ -631,10 +629,10 @@ class BlockManager:
         """Note a use of the registered blocks of these hashes, for eviction; returns how many there are."""
         touched = 0
         with self._entered():
-            for key in [self._keys.of(each) for each in listed("sequence_hashes", sequence_hashes)]:
-                found = self._cache.engine.allocation.locate(key)
+            for key in [self.keys.of(each) for each in listed("sequence_hashes", sequence_hashes)]:
+                found = self.cache.engine.allocation.locate(key)
                 if found.status == Status.OK:
-                    self._cache.engine.machine.touch(found.place, now_ns())
+                    self.cache.engine.machine.touch(found.place, now_ns())
                     touched += 1
         return touched
 
@@ -643,7 +641,7 @@ class BlockManager:
 
     def _match(self, hashes: Sequence[SequenceHash], *, stop: bool) -> list[ImmutableBlock | None]:
         """Per hash a handle or None; with `stop` up to the first None."""
-        keys = [self._keys.of(each) for each in hashes]
+        keys = [self.keys.of(each) for each in hashes]
         held: list[Held | None] = []
         with self._entered():
             try:
@@ -663,10 +661,10 @@ class BlockManager:
         except (KeyNotFound, NotReady):
             return None
         except SegmentCorrupt as error:
-            self._counts.add(damaged=1)
+            self.counts.add(damaged=1)
             self._seldom.warn("damaged", f"NanoKV: a damaged block is dropped: {error}")
             with suppress(NanoKVError):
-                self._cache.remove(key)  # else it would be found again
+                self.cache.remove(key)  # else it would be found again
             return None
 
     # --- registering ---
@@ -712,13 +710,13 @@ class BlockManager:
                     raise NotReady(f"another process does not finish to register {block.sequence_hash}") from None
             time.sleep(_REST)
         self._drop(block._take("register"))
-        self._counts.add(registrations=1)
+        self.counts.add(registrations=1)
         return self._immutable(held)
 
     def _registered(self, block: CompleteBlock, priority: Priority, deadline: float) -> Held:
         """The block of a hash, new or not, for one more handle."""
         sequence = block.sequence_hash
-        key = self._keys.of(sequence)
+        key = self.keys.of(sequence)
         try:
             self._copy(block, key, priority, deadline)
         except DuplicateKey:
@@ -726,16 +724,16 @@ class BlockManager:
         else:
             return self._announced(block, self._taken(key, sequence, None))
         if self.duplication_policy == "reject":
-            self._counts.add(registration_dedup=1)
+            self.counts.add(registration_dedup=1)
             return first
         try:
-            private = self._keys.private()
+            private = self.keys.private()
             self._copy(block, private, priority, deadline)
             held = self._taken(private, sequence, first)
         except BaseException:
             self._active.release(first, now_ns())
             raise
-        self._counts.add(duplicate_blocks=1)
+        self.counts.add(duplicate_blocks=1)
         return held
 
     def _copy(self, block: CompleteBlock, key: KeyDigest, priority: Priority, deadline: float) -> None:
@@ -743,7 +741,7 @@ class BlockManager:
         hold = Hold(seconds=_ON_ITS_WAY, priority=priority, group=self._group)
         while True:
             try:
-                return self._cache.put(key, block.tensor, preferred_segment=self.segment, hold=hold)
+                return self.cache.put(key, block.tensor, preferred_segment=self.segment, hold=hold)
             except OutOfMemory:
                 if not self._evict(self._look(), 1):
                     if time.monotonic() > deadline:
@@ -756,7 +754,7 @@ class BlockManager:
             held = self._active.acquire(key, sequence, primary)
         except BaseException:
             with contextlib.suppress(KeyNotFound):
-                self._cache.remove(key)
+                self.cache.remove(key)
             raise
         self._note_registered(held)
         return held
@@ -779,7 +777,7 @@ class BlockManager:
     def _completed(self, lease: Lease, block: TokenBlock) -> CompleteBlock:
         """A handle in state Complete. Under the lock."""
         self._slots.mutable[lease.holds.key] = False
-        self._counts.add(stagings=1)
+        self.counts.add(stagings=1)
         return CompleteBlock(self, lease, block)
 
     def _mutable(self, lease: Lease) -> MutableBlock:
@@ -825,7 +823,7 @@ class BlockManager:
     def _check_open(self) -> None:
         if not self._open:
             raise CacheClosed("this block manager was closed")
-        self._cache.engine.check_open()
+        self.cache.engine.check_open()
 
     def close(self) -> None:
         """Give back all blocks that this process holds, and send Remove for those it has registered. Idempotent.
@@ -835,7 +833,7 @@ class BlockManager:
         with self._lock:
             if not self._open:
                 return
-            if not self._cache.closed:
+            if not self.cache.closed:
                 while self._dropped:
                     self._give_back(self._dropped.popleft())
                 self._slots.close_all()
@@ -848,7 +846,7 @@ class BlockManager:
         if self._metrics is not None:
             self._metrics.remove(self._pool)
             self._metrics = None
-        if not self._cache.closed:
+        if not self.cache.closed:
             self._stay()
 
     def __enter__(self) -> Self:

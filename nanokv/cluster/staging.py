@@ -57,7 +57,7 @@ class Staging:
     """
 
     def __init__(self, link: Link, *, shared: bool = False) -> None:
-        self._link, self._shared = link, shared
+        self.link, self._shared = link, shared
         self._lock = threading.Lock()
         self._free: dict[int, list[Any]] = {}
         self._kept = 0
@@ -79,7 +79,7 @@ class Staging:
                 self._kept -= size
                 return Room(free.pop(), self._returned)
         chunk = page_aligned(size)
-        self._link.register(int(chunk.ctypes.data), size, shared=self._shared)
+        self.link.register(int(chunk.ctypes.data), size, shared=self._shared)
         return Room(chunk, self._returned)
 
     def _take_back(self) -> None:
@@ -95,7 +95,7 @@ class Staging:
                     self._free.setdefault(len(chunk), []).append(chunk)
                     self._kept += len(chunk)
             if not is_kept and not self._closed:
-                self._link.deregister(int(chunk.ctypes.data))
+                self.link.deregister(int(chunk.ctypes.data))
 
     def workspace(self) -> Workspace:
         """A workspace, to be given back or left in `keep`."""
@@ -106,7 +106,7 @@ class Staging:
         try:
             return self._spaces.pop()
         except IndexError:
-            return Workspace(self._link)
+            return Workspace(self.link)
 
     def give(self, workspace: Workspace) -> None:
         """Give a workspace back, to which no transfer writes. A few are kept for later."""

@@ -294,7 +294,7 @@ class KVBlockAllocator:
 
     def __init__(self, total_blocks: int) -> None:
         self._total = integer("total_blocks", total_blocks, 1)
-        self._lists = FreeLists(self._total)
+        self.lists = FreeLists(self._total)
         self._live: dict[KVHandle, None] = {}
 
     def allocate(self, blocks_needed: int) -> KVHandle:
@@ -310,11 +310,11 @@ class KVBlockAllocator:
         if blocks > self._total:
             return REFUSED
         for look in range(LOOKS):
-            mark = self._lists.moves.quiet()
+            mark = self.lists.moves.quiet()
             start = self._find(blocks)
             if start is not None:
                 return self._made(start, blocks)
-            if not self._lists.moves.since(mark):
+            if not self.lists.moves.since(mark):
                 break
             time.sleep(0 if look < EAGER_LOOKS else PAUSE)  # let the thread go on that has blocks in its hands
         return REFUSED
@@ -382,7 +382,7 @@ class KVBlockAllocator:
 
         Looks at each free chunk. Exact while no other thread allocates or frees.
         """
-        runs = [blocks for _, blocks in free_runs(self._lists)]
+        runs = [blocks for _, blocks in free_runs(self.lists)]
         return 1.0 - max(runs) / sum(runs) if runs else 0.0
 
     def dump_block_map(self, stream: TextIO) -> None:
@@ -392,26 +392,26 @@ class KVBlockAllocator:
 
     def _find(self, blocks: int) -> int | None:
         """Take so many blocks out of the lists; the first one, or None."""
-        for order in range((blocks - 1).bit_length(), self._lists.top + 1):
-            found = self._lists.pop(order)
+        for order in range((blocks - 1).bit_length(), self.lists.top + 1):
+            found = self.lists.pop(order)
             if found is not None:
                 start, token = found
-                self._lists.put_run(start + blocks, start + (1 << order))
-                self._lists.moves.end(token)
+                self.lists.put_run(start + blocks, start + (1 << order))
+                self.lists.moves.end(token)
                 return start
-        run = find_run(self._lists, blocks)
+        run = find_run(self.lists, blocks)
         return run if run is not None and self._take(run, run + blocks) else None
 
     def _take(self, start: int, end: int) -> bool:
-        token = self._lists.moves.begin()
-        taken = take_run(self._lists, start, end)
-        self._lists.moves.end(token)
+        token = self.lists.moves.begin()
+        taken = take_run(self.lists, start, end)
+        self.lists.moves.end(token)
         return taken
 
     def _give_back(self, start: int, end: int) -> None:
-        token = self._lists.moves.begin()
-        self._lists.put_run(start, end)
-        self._lists.moves.end(token)
+        token = self.lists.moves.begin()
+        self.lists.put_run(start, end)
+        self.lists.moves.end(token)
 
     def _made(self, start: int, blocks: int) -> KVHandle:
         handle = KVHandle(start, blocks)

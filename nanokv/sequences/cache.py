@@ -148,8 +148,8 @@ class KVCache:
     ) -> None:
         self._shape = ArenaShape(num_layers, num_heads, head_dim, block_size, dtype, torch.device(device), layout)
         blocks = self._shape.blocks_for(integer("max_total_tokens", max_total_tokens, 1))
-        self._table = SequenceTable()
-        self._extents = Extents(self._shape, blocks, self._table, evict)
+        self.table = SequenceTable()
+        self._extents = Extents(self._shape, blocks, self.table, evict)
         self._grow = grow
 
     def allocate_for(self, request_id: str, initial_tokens: int, *, max_tokens: int | None = None) -> bool:
@@ -169,12 +169,12 @@ class KVCache:
         """
         tokens = integer("initial_tokens", initial_tokens, 0)
         reserved = tokens if max_tokens is None else integer("max_tokens", max_tokens, tokens)
-        with self._table.coming(request_id):
-            if request_id in self._table:
+        with self.table.coming(request_id):
+            if request_id in self.table:
                 raise DuplicateKey(f"there is a sequence {request_id!r}")
             handle = self._extents.obtain(max(self._shape.blocks_for(reserved), 1))
             if handle:
-                self._table.add(Sequence(request_id, tokens, handle, self._table.now()))
+                self.table.add(Sequence(request_id, tokens, handle, self.table.now()))
             return bool(handle)
 
     def free_for(self, request_id: str) -> None:
@@ -183,10 +183,10 @@ class KVCache:
         Raises:
             ObjectPinned: a reader holds it in place.
         """
-        with self._table.locked(request_id) as sequence:
+        with self.table.locked(request_id) as sequence:
             sequence.refuse_if_pinned("it cannot be freed")
             self._extents.give_back(sequence)
-            self._table.remove(sequence)
+            self.table.remove(sequence)
 
     def append_token(self, request_id: str, importance: float | None = None) -> bool:
         """Room for one token more, which the caller writes through the views, at their last place.
@@ -204,7 +204,7 @@ class KVCache:
             ObjectPinned: the sequence would have to move, and a reader holds it in place.
         """
         score = 0.0 if importance is None else finite("importance", importance)
-        with self._table.locked(request_id) as sequence:
+        with self.table.locked(request_id) as sequence:
             if not self._extents.is_here(sequence):
                 return False
             full = sequence.tokens == sequence.blocks * self._shape.block_size
@@ -247,12 +247,12 @@ class KVCache:
 
     def used_tokens(self, request_id: str) -> int:
         """Tokens of a sequence."""
-        with self._table.locked(request_id) as sequence:
+        with self.table.locked(request_id) as sequence:
             return sequence.tokens
 
     def max_allowed(self, request_id: str) -> int:
         """Tokens that its blocks hold."""
-        with self._table.locked(request_id) as sequence:
+        with self.table.locked(request_id) as sequence:
             return sequence.blocks * self._shape.block_size
 
     def get_token_offset_in_block(self, request_id: str) -> int:
@@ -261,7 +261,7 @@ class KVCache:
 
     def get_handle(self, request_id: str) -> KVHandle:
         """The blocks of a sequence, until it moves; false while it is in host memory."""
-        with self._table.locked(request_id) as sequence:
+        with self.table.locked(request_id) as sequence:
             return sequence.handle
 
     def evict_to_host(self, request_id: str) -> bool:
@@ -270,7 +270,7 @@ class KVCache:
         Raises:
             ObjectPinned: a reader holds it in place.
         """
-        with self._table.locked(request_id) as sequence:
+        with self.table.locked(request_id) as sequence:
             if not sequence.handle:
                 return False
             self._extents.to_host(sequence)
@@ -278,8 +278,8 @@ class KVCache:
 
     def restore(self, request_id: str) -> bool:
         """Bring a sequence back from host memory. False: there is no room, and it stays there."""
-        with self._table.locked(request_id) as sequence:
-            sequence.last_use = self._table.now()
+        with self.table.locked(request_id) as sequence:
+            sequence.last_use = self.table.now()
             return self._extents.from_host(sequence)
 
     def set_importance(self, request_id: str, scores: list[float] | torch.Tensor) -> None:
@@ -289,7 +289,7 @@ class KVCache:
             InvalidArgument: there is not one finite number per token.
         """
         stated = [finite("each score", score) for score in listed("scores", _as_list(scores))]
-        with self._table.locked(request_id) as sequence:
+        with self.table.locked(request_id) as sequence:
             if len(stated) != sequence.tokens:
                 raise InvalidArgument(f"{len(stated)} scores for {sequence.tokens} tokens")
             sequence.importance = array("d", stated)
@@ -327,7 +327,7 @@ class KVCache:
 
     def token_positions(self, request_id: str) -> list[int]:
         """Of each token of a sequence, the place that it had when it was appended, dropped tokens counted."""
-        with self._table.locked(request_id) as sequence:
+        with self.table.locked(request_id) as sequence:
             return sequence.positions.tolist()
 
     def resize(self, new_max_total_tokens: int) -> None:
@@ -341,13 +341,13 @@ class KVCache:
             ObjectPinned: a reader holds a sequence in place.
         """
         blocks = self._shape.blocks_for(integer("new_max_total_tokens", new_max_total_tokens, 1))
-        with self._table.all_locked() as sequences:
+        with self.table.all_locked() as sequences:
             self._extents.resize(sequences, blocks)
 
     @contextmanager
     def _here(self, request_id: str) -> Iterator[Sequence]:
         """Hold the lock of a sequence whose bytes are in the arena."""
-        with self._table.locked(request_id) as sequence:
+        with self.table.locked(request_id) as sequence:
             if not self._extents.is_here(sequence):
                 raise OutOfMemory(f"no room to bring sequence {request_id!r} back from host memory")
             yield sequence
@@ -375,7 +375,7 @@ class KVCache:
 
     def get_num_allocated_sequences(self) -> int:
         """Sequences, those in host memory too."""
-        return len(self._table)
+        return len(self.table)
 
     def is_full(self) -> bool:
         """Whether no block is free."""
@@ -387,7 +387,7 @@ class KVCache:
 
     def dump_cache_stats(self, stream: TextIO) -> None:
         """Write CortexStream's report."""
-        stream.write(cache_stats(self._extents.arena, self._table.listed()))
+        stream.write(cache_stats(self._extents.arena, self.table.listed()))
 
     def dump_block_map(self, stream: TextIO) -> None:
         """As `KVBlockAllocator.dump_block_map`."""

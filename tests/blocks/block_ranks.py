@@ -76,7 +76,7 @@ class BlockRank(RankCommands):
     def register_each(self, numbers: list[int]) -> int:
         """Register these blocks, and keep them; how many another process had registered."""
         self.held += [registered(self.pool, block_of(number), number) for number in numbers]
-        return self.pool._counts.as_dict()["registration_dedup"]
+        return self.pool.counts.as_dict()["registration_dedup"]
 
     def grab(self) -> int:
         """Allocate as many blocks as there are, and keep them."""

@@ -61,7 +61,7 @@ def hash_of(number: int) -> SequenceHash:
 
 def there(pool: BlockManager, *numbers: int) -> list[int]:
     """Which of these blocks are registered, without using them."""
-    return [number for number in numbers if pool._cache.exists(pool._keys.of(hash_of(number)))]
+    return [number for number in numbers if pool.cache.exists(pool.keys.of(hash_of(number)))]
 
 
 @pytest.fixture

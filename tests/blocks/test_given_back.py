@@ -97,7 +97,7 @@ def test_closing_gives_back_all_but_registered_blocks(new_pool: NewPool) -> None
     kept += [kept[-1].clone(), registered(pool, block_of(1))]
     pool.close()
     pool.close()
-    with BlockManager(pool._cache, LAYOUT) as other:
+    with BlockManager(pool.cache, LAYOUT) as other:
         assert other.status() == PoolStatus(8, 7, 0, 0, 1)
     with pytest.raises(CacheClosed):
         pool.status()
@@ -122,7 +122,7 @@ def test_a_block_that_took_too_long_is_registered_all_the_same(new_pool: NewPool
     pool = new_pool(2, world={"write_timeout": 0.05})
     complete = completed(pool, block_of(0), 4.0)
     slow = taken(pool, 1)[0]
-    until(lambda: pool._cache.stats()["quarantined_pages"] == 2)  # the sweeper gave both up
+    until(lambda: pool.cache.stats()["quarantined_pages"] == 2)  # the sweeper gave both up
     assert pool.status() == PoolStatus(2, 0, 2, 0, 0)
     block = complete.register()
     slow.drop()

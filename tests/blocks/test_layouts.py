@@ -162,8 +162,8 @@ def test_a_pool_names_the_memory_of_its_blocks(new_pool: NewPool) -> None:
     block = registered(pool, block_of(0), 3.0)
     found = pool.layout_of(block).memory_region(0, 1, 1)
     assert found.address == block[1].tensor[0, 0, 1].data_ptr() and found.size == pool.layout.memory_region_size
-    first = pool._geometry.offsets["heap_base"] + pool._cache.remote_ptr(0, 0)
-    assert (found.address - found.offset - first) % pool._geometry.page_bytes == 0
+    first = pool.geometry.offsets["heap_base"] + pool.cache.remote_ptr(0, 0)
+    assert (found.address - found.offset - first) % pool.geometry.page_bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_a_registration_sends_store_with_kvbms_fields(heard_pool: Make) -> None:
     blocks = [registered(pool, tokens) for tokens in (first, second)]
     publisher.flush()
     (batch,) = heard.batches
-    location = f"nanokv:{pool._cache.engine.heap.name}:0"
+    location = f"nanokv:{pool.cache.engine.heap.name}:0"
     assert batch.events == (
         KvEvent(first.sequence_hash, None, 512, location, STORE, {}),
         KvEvent(second.sequence_hash, first.sequence_hash, 512, location, STORE, {}),
@@ -75,10 +75,10 @@ def test_an_eviction_by_others_is_noticed(heard_pool: Make) -> None:
     pool, heard, publisher = heard_pool(2)
     registered(pool, block_of(0)).drop()
     registered(pool, block_of(1)).drop()
-    with BlockManager(pool._cache, LAYOUT) as other:
+    with BlockManager(pool.cache, LAYOUT) as other:
         held = taken(other, 1)
     assert pool.note_removed() == 1 and pool.note_removed() == 0
-    pool._cache.remove(pool._keys.of(block_of(1).sequence_hash))
+    pool.cache.remove(pool.keys.of(block_of(1).sequence_hash))
     publisher.flush()  # notices by itself
     expected = [(kind, block_of(number).sequence_hash) for kind in (STORE, REMOVE) for number in (0, 1)]
     assert heard.hashes == expected
@@ -90,7 +90,7 @@ def test_a_hash_that_comes_back_is_stored_again(heard_pool: Make, by_others: boo
     pool, heard, publisher = heard_pool()
     registered(pool, block_of(0)).drop()
     if by_others:
-        pool._cache.remove(pool._keys.of(block_of(0).sequence_hash))
+        pool.cache.remove(pool.keys.of(block_of(0).sequence_hash))
     else:
         pool.reset_inactive_pool()
     registered(pool, block_of(0)).drop()

@@ -30,7 +30,7 @@ def test_match_blocks_stops_at_the_first_miss(new_pool: NewPool) -> None:
     pool, blocks = new_pool(8), chain(5)
     for number, tokens in enumerate(blocks):
         registered(pool, tokens, number).drop()
-    pool._cache.remove(pool._keys.of(blocks[3].sequence_hash))
+    pool.cache.remove(pool.keys.of(blocks[3].sequence_hash))
     for match in (pool.match_blocks, pool.match_sequence_hashes):
         found = match(hashes(blocks))
         assert [float(block.tensor.mean()) for block in found] == [0, 1, 2]
@@ -45,12 +45,12 @@ def test_a_damaged_block_is_no_match_and_is_dropped(new_pool: NewPool, caplog: p
     """Nothing raises on the thread that matches: the block is computed again, and registered again."""
     pool = new_pool(8, world={"checksum": True})
     cached(pool, 0, 1, 2)
-    cache = pool._cache
-    place = cache.get_location(pool._keys.of(hash_of(1)))
+    cache = pool.cache
+    place = cache.get_location(pool.keys.of(hash_of(1)))
     cache.engine.heap.segment(place.owner_rank)[place.payload_off + 5] ^= 1
     found = pool.match_blocks_scattered([hash_of(number) for number in range(3)])
     assert [block and float(block.tensor.mean()) for block in found] == [0, None, 2]
-    assert pool._counts.as_dict()["damaged"] == 1 and there(pool, 0, 1, 2) == [0, 2]
+    assert pool.counts.as_dict()["damaged"] == 1 and there(pool, 0, 1, 2) == [0, 2]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     cached(pool, 1)
     assert there(pool, 0, 1, 2) == [0, 1, 2]
@@ -88,12 +88,12 @@ def test_pin_holds_a_block(new_pool: NewPool) -> None:
 def test_matching_without_a_line_in_the_pin_ledger_holds_nothing(new_pool: NewPool) -> None:
     pool = new_pool(4)
     cached(pool, 0, 1)
-    lines = [pool._cache.pin(pool._keys.of(hash_of(0))) for _ in range(pool._geometry.pin_slots - 1)]
+    lines = [pool.cache.pin(pool.keys.of(hash_of(0))) for _ in range(pool.geometry.pin_slots - 1)]
     with pytest.raises(OutOfMemory, match="pin ledger"):
         pool.match_blocks([hash_of(1), hash_of(0)])
     assert pool._active.handles == 0
     complete = completed(pool, block_of(2))
-    lines.append(pool._cache.pin(pool._keys.of(hash_of(0))))
+    lines.append(pool.cache.pin(pool.keys.of(hash_of(0))))
     with pytest.raises(OutOfMemory, match="pin ledger"):
         complete.register()
     assert complete.valid and there(pool, 0, 1, 2) == [0, 1]  # nothing was evicted for it
@@ -130,6 +130,6 @@ def test_a_block_of_another_layout_is_refused(new_pool: NewPool) -> None:
     pool = new_pool(4)
     cached(pool, 0)
     wide = LayoutConfig(num_layers=2, outer_dim=2, page_size=4, inner_dim=16, dtype=torch.float32)
-    with BlockManager(pool._cache, wide) as other, pytest.raises(InvalidArgument, match="another layout"):
+    with BlockManager(pool.cache, wide) as other, pytest.raises(InvalidArgument, match="another layout"):
         other.match_blocks([hash_of(0)])
     assert there(pool, 0) == [0] and pool.status().inactive == 1

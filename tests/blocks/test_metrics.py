@@ -116,7 +116,7 @@ def test_pools_are_told_apart_and_go(new_pool: NewPool, registry: "CollectorRegi
 
 def test_the_gauges_show_what_other_managers_hold(new_pool: NewPool, registry: "CollectorRegistry") -> None:
     pool = new_pool(4, metrics=BlockMetrics(registry))
-    with BlockManager(pool._cache, LAYOUT) as other:
+    with BlockManager(pool.cache, LAYOUT) as other:
         blocks = taken(other, 1)
         cached(other, 1)
         assert Values(registry, "nanokv").gauges() == (0, 0, 2, 1)

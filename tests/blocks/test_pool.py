@@ -76,13 +76,13 @@ def test_total_blocks_can_be_less_than_the_segment_holds(new_pool: NewPool) -> N
 
 def test_objects_of_others_take_room_and_stay(new_pool: NewPool) -> None:
     pool = new_pool(4)
-    pool._cache.put("foreign", torch.ones(1))
+    pool.cache.put("foreign", torch.ones(1))
     cached(pool, 0)
     assert pool.status() == PoolStatus(4, 2, 0, 0, 1) and pool.available_blocks == 3
     assert pool.allocate_blocks(4) is None
     complete = [completed(pool, block_of(number)) for number in (1, 2, 3)]  # the inactive one goes for the last
     assert [block.sequence_hash for block in pool.register_blocks(complete)] == [hash_of(1), hash_of(2), hash_of(3)]
-    assert there(pool, 0) == [] and "foreign" in pool._cache
+    assert there(pool, 0) == [] and "foreign" in pool.cache
 
 
 def test_a_registration_without_room_evicts(new_pool: NewPool) -> None:
@@ -90,9 +90,9 @@ def test_a_registration_without_room_evicts(new_pool: NewPool) -> None:
     cached(pool, 0)
     complete = completed(pool, block_of(1))
     for key in ("foreign", "foreign too"):
-        pool._cache.put(key, torch.ones(1))
+        pool.cache.put(key, torch.ones(1))
     complete.register()
-    assert there(pool, 0, 1) == [1] and pool._counts.as_dict()["evictions"] == 1
+    assert there(pool, 0, 1) == [1] and pool.counts.as_dict()["evictions"] == 1
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_fifo_evicts_what_was_registered_first(new_pool: NewPool) -> None:
 def test_fifo_goes_on_for_blocks_of_others(new_pool: NewPool) -> None:
     pool = new_pool(4)
     cached(pool, 0, 1)
-    with BlockManager(pool._cache, LAYOUT, eviction="fifo") as other:
+    with BlockManager(pool.cache, LAYOUT, eviction="fifo") as other:
         cached(other, 2, 3)
         other.match_blocks([hash_of(0)])[0].drop()
         got = other.allocate_blocks_with_evictions(4)

@@ -130,7 +130,7 @@ def test_two_processes_register_each_hash_once(join: Join) -> None:
         other.send("register_each", numbers)
         mine = [registered(pool, block_of(number), number) for number in numbers]
         theirs = other.answer()
-        assert theirs + pool._counts.as_dict()["registration_dedup"] == 5
+        assert theirs + pool.counts.as_dict()["registration_dedup"] == 5
         assert pool.status() == PoolStatus(BLOCKS, BLOCKS - 5, 0, 5, 0)
         for block in mine:
             block.drop()
@@ -144,7 +144,7 @@ def test_without_the_owner_registered_blocks_stay_readable(join: Join) -> None:
         other.ask("register", 2)
         waiting = completed(pool, block_of(3))
         other.kill()
-        until(lambda: not pool._cache.alive(0))
+        until(lambda: not pool.cache.alive(0))
         with pytest.raises(PeerLost):
             pool.allocate_blocks(1)
         with pytest.raises(PeerLost):

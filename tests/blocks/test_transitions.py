@@ -226,18 +226,18 @@ def test_registration_keeps_the_bytes(new_pool: NewPool) -> None:
     complete.tensor.copy_(expected)
     block = complete.register()
     assert torch.equal(block.tensor, expected)
-    assert torch.equal(pool._cache.get(pool._keys.of(block.sequence_hash)), expected)  # an object like any other
+    assert torch.equal(pool.cache.get(pool.keys.of(block.sequence_hash)), expected)  # an object like any other
 
 
 def test_a_registration_without_room_keeps_the_block(new_pool: NewPool) -> None:
     pool = new_pool(2, patience=0.0)
     mine = completed(pool, block_of(0), 3.0)
     for key in ("foreign", "foreign too"):
-        pool._cache.put(key, torch.zeros(1))
+        pool.cache.put(key, torch.zeros(1))
     with pytest.raises(OutOfMemory):
         mine.register()
-    assert mine.valid and pool._cache.exists_many(["foreign", "foreign too"]) == [True, True]
-    pool._cache.remove("foreign")
+    assert mine.valid and pool.cache.exists_many(["foreign", "foreign too"]) == [True, True]
+    pool.cache.remove("foreign")
     assert float(mine.register().tensor.mean()) == 3.0
 
 

@@ -46,7 +46,7 @@ def test_a_manager_refuses_a_layout_that_does_not_fit(new_pool: NewPool, change:
     pool = new_pool(8)
     layout = LayoutConfig(**{**vars(LAYOUT), **change})
     with pytest.raises(InvalidArgument, match=why):
-        BlockManager(pool._cache, layout)
+        BlockManager(pool.cache, layout)
 
 
 @pytest.mark.parametrize(("world", "why"), [({"evict": True}, "evict=False"), ({"alloc": "host"}, "device")])

@@ -309,7 +309,7 @@ def test_strangers_are_few_and_stay_for_a_while(
         counted(server, STRANGER=7)
         assert [stranger.recv(1) for stranger in strangers[:7]] == [b""] * 7
         assert asker.ask(server.address, "b", ECHO, b"x", PATIENCE) == b"a/7: x"
-        assert strangers[7].recv(1) == b"" and len(server._streams) == 5
+        assert strangers[7].recv(1) == b"" and len(server.streams) == 5
         monkeypatch.setattr("nanokv.cluster.messages.server.STRANGER_SECONDS", 0.01)
         assert asker.ask(server.address, "b", ECHO, b"y", PATIENCE) == b"a/7: y"
         assert [stranger.recv(1) for stranger in strangers[8:]] == [b""] * 4
@@ -344,10 +344,10 @@ def test_a_greeting_that_is_sent_again_opens_nothing(server: Server) -> None:
     greeting = framed(Seal(SECRET, Sender("c", 5)).seal(Form.HELLO, 0, 1, Sender("b", 9), b""))
     with raw(server.address) as member, raw(server.address) as stranger:
         member.sendall(greeting)
-        wait_until("it to be known", lambda: any(not each.is_stranger for each in server._streams.values()))
+        wait_until("it to be known", lambda: any(not each.is_stranger for each in server.streams.values()))
         stranger.sendall(greeting)
         counted(server, REPLAYED=1)
-        assert sorted(each.is_stranger for each in server._streams.values()) == [False, True]
+        assert sorted(each.is_stranger for each in server.streams.values()) == [False, True]
 
 
 def test_connections_leave_file_descriptors(server: Server, asker: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,7 +361,7 @@ def test_connections_leave_file_descriptors(server: Server, asker: Asker, monkey
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     with raw(server.address) as member:
         greet(member)
-        wait_until("it to be known", lambda: sum(not each.is_stranger for each in server._streams.values()) == 2)
+        wait_until("it to be known", lambda: sum(not each.is_stranger for each in server.streams.values()) == 2)
     assert asker.ask(server.address, "b", ECHO, b"on", PATIENCE) == b"a/7: on"
 
 

@@ -33,16 +33,16 @@ def test_rooms_are_used_again(staging: Any) -> None:
     view = staging.room(100).view(50)  # keeps its room
     assert staging.room(100).address != view.ctypes.data
     del view
-    assert len(staging._link.registered) == 2
+    assert len(staging.link.registered) == 2
 
 
 def test_more_than_is_kept_is_let_go(staging: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nanokv.cluster.staging._KEPT", 8192)
     rooms = [staging.room(4096) for _ in range(5)]
-    assert len(staging._link.registered) == 5
+    assert len(staging.link.registered) == 5
     rooms.clear()
     staging.room(10)
-    assert len(staging._link.registered) == 2
+    assert len(staging.link.registered) == 2
     staging.close()
     staging.room(10)
 
@@ -63,8 +63,8 @@ def test_a_room_that_goes_under_the_lock(staging: Any) -> None:
     thread.start()
     thread.join(60)
     assert not thread.is_alive()
-    assert len({staging.room(100).address for _ in range(3)} & staging._link.registered) == 1
-    assert len(staging._link.registered) == 1
+    assert len({staging.room(100).address for _ in range(3)} & staging.link.registered) == 1
+    assert len(staging.link.registered) == 1
 
 
 def test_workspaces_that_come_back_late_are_let_go(staging: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_workspaces_that_come_back_late_are_let_go(staging: Any, monkeypatch: py
     for i in range(5):
         staging.keep(lambda i=i: i in over, staging.workspace(), node=i % 2)
     assert (staging.late_of(0), staging.late_of(1), staging.late_of(2)) == (3, 2, 0)
-    assert len(staging._link.registered) == 5
+    assert len(staging.link.registered) == 5
     over += range(4)
     assert (staging.late_of(0), staging.late_of(1), staging.late) == (1, 0, 1)
-    assert len(staging._link.registered) == 3  # one is late, two are kept
+    assert len(staging.link.registered) == 3  # one is late, two are kept

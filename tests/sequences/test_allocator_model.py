@@ -87,7 +87,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     def the_lists_hold_exactly_the_free_blocks_joined(self) -> None:
         if not hasattr(self, "allocator"):
             return
-        assert self.allocator._lists.snapshot() == self.chunks()
+        assert self.allocator.lists.snapshot() == self.chunks()
         longest, free = max(runs(self.free()), default=0), len(self.free())
         assert self.allocator.free_blocks() == free
         assert self.allocator.fragmentation() == (1 - longest / free if free else 0.0)
@@ -133,7 +133,7 @@ def steps_of(call: Any, *args: Any) -> tuple[int, Any]:
 def most_steps(order: int) -> dict[str, int]:
     """The most list operations of each kind of call in an arena of 2**order blocks that is torn to pieces."""
     dice, allocator = random.Random(order), KVBlockAllocator((1 << order) - 1)
-    allocator._lists._free = [CountedList(chunks) for chunks in allocator._lists._free]
+    allocator.lists._free = [CountedList(chunks) for chunks in allocator.lists._free]
     most = dict.fromkeys(("allocate", "refuse", "free", "extend"), 0)
 
     def note(kind: str, steps: int) -> None:

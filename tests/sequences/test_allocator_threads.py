@@ -64,7 +64,7 @@ def test_no_block_has_two_owners_and_all_come_back(switches: None) -> None:
         for done in [pool.submit(churn, allocator, owners, thread) for thread in range(THREADS)]:
             done.result()
     assert allocator.used_blocks() == 0 and not owners._owner
-    assert allocator._lists.snapshot() == KVBlockAllocator(BLOCKS)._lists.snapshot()  # joined as at the start
+    assert allocator.lists.snapshot() == KVBlockAllocator(BLOCKS).lists.snapshot()  # joined as at the start
     assert allocator.allocate(BLOCKS)
 
 

@@ -166,7 +166,7 @@ def test_a_call_on_one_sequence_waits_for_no_other_sequence() -> None:
     cache = small_cache(64, evict=True)
     assert cache.allocate_for("held", 4)
     other = next(name for name in map(str, range(1000)) if hash(name) % 64 != hash("held") % 64)
-    with ThreadPoolExecutor(1) as pool, cache._table.coming("held"), cache._table.locked("held"):
+    with ThreadPoolExecutor(1) as pool, cache.table.coming("held"), cache.table.locked("held"):
 
         def work() -> bool:
             done = cache.allocate_for(other, 4) and cache.append_token(other) and cache.evict_to_host(other)

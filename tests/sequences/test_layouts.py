@@ -95,7 +95,7 @@ def test_on_a_gpu_host_memory_is_pinned_and_contents_come_back(layout: Layout) -
         cache.get_k_view("a", layer).copy_(values)
         cache.get_v_view("a", layer).copy_(-values)
     assert cache.allocate_for("b", 20)  # evicts a
-    copy = cache._table.listed()[0].host
+    copy = cache.table.listed()[0].host
     assert copy is not None and copy.k.is_pinned() and copy.v.is_pinned()
     cache.free_for("b")
     kept = cache.retain("a", 10)

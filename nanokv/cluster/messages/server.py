@@ -203,7 +203,7 @@ class Server:
         self._counts, self._taken = ReasonCounts(f"member {me}"), Taken()
         self._later: list[_Later] = []
         self._listener, self.address = tcp.listener(bind, port)
-        self._streams: dict[int, Stream] = {}  # by file descriptor
+        self.streams: dict[int, Stream] = {}  # by file descriptor
         self._strangers: dict[Stream, None] = {}  # the oldest first
         self._failures = Seldom(_log)
         self._wake = Wake()
@@ -225,8 +225,8 @@ class Server:
         for number, events in self._epoll.poll(self._rest()):
             if number == self._listener.fileno():
                 self._accept()
-            elif number in self._streams:
-                self._attend(self._streams[number], events)
+            elif number in self.streams:
+                self._attend(self.streams[number], events)
         self._look_at_pending()
         self._dismiss_strangers()
 
@@ -254,7 +254,7 @@ class Server:
             self._dismiss(1)
             return
         tcp.prepare(made)
-        stream = self._streams[made.fileno()] = Stream(made, f"{peer[0]}:{peer[1]}")
+        stream = self.streams[made.fileno()] = Stream(made, f"{peer[0]}:{peer[1]}")
         self._epoll.register(made, select.EPOLLIN)
         self._strangers[stream] = None
         self._dismiss(len(self._strangers) - MOST_STRANGERS)
@@ -288,8 +288,8 @@ class Server:
 
     def _drop(self, stream: Stream) -> None:
         """Close a connection that has ended, or is of no use."""
-        if self._streams.get(stream.number) is stream:  # another one may have its number by now
-            del self._streams[stream.number]
+        if self.streams.get(stream.number) is stream:  # another one may have its number by now
+            del self.streams[stream.number]
             self._strangers.pop(stream, None)
             self._epoll.unregister(stream.number)
             stream.close()
@@ -381,7 +381,7 @@ class Server:
                 _log.exception("a pending answer could not be abandoned")
             self._send(later.asked, Form.ERROR, b"the server closed before this was done")
         self._later.clear()
-        for stream in list(self._streams.values()):
+        for stream in list(self.streams.values()):
             self._drop(stream)
         self._epoll.close()
         self._listener.close()

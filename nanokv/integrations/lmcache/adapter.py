@@ -358,9 +358,9 @@ class NanoKVL2Adapter(L2AdapterInterface):
         self._locks = Locks(self._world, self._refusals)
         self._catalogue = Catalogue(self._world.digest, self._store.exists_many)
         numbers = count()
-        self._stores: Tasks[L2StoreResult] = Tasks("store", numbers, own.threads, self._refusals)
-        self._lookups: Tasks[Bitmap] = Tasks("lookup", numbers, 1, self._refusals)
-        self._loads: Tasks[Bitmap] = Tasks("load", numbers, own.threads, self._refusals)
+        self.stores: Tasks[L2StoreResult] = Tasks("store", numbers, own.threads, self._refusals)
+        self.lookups: Tasks[Bitmap] = Tasks("lookup", numbers, 1, self._refusals)
+        self.loads: Tasks[Bitmap] = Tasks("load", numbers, own.threads, self._refusals)
         self._unsubscribe = self._store.subscribe(self._hear)
         self._open = True
 
@@ -372,24 +372,24 @@ class NanoKVL2Adapter(L2AdapterInterface):
     # --- event fds ---
     def get_store_event_fd(self) -> int:
         """Readable when a store task has ended."""
-        return self._stores.fileno()
+        return self.stores.fileno()
 
     def get_lookup_and_lock_event_fd(self) -> int:
         """Readable when a look-up has ended."""
-        return self._lookups.fileno()
+        return self.lookups.fileno()
 
     def get_load_event_fd(self) -> int:
         """Readable when a load task has ended."""
-        return self._loads.fileno()
+        return self.loads.fileno()
 
     # --- store ---
     def submit_store_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
         """Begin to store objects. The task succeeds if each is there in the end, whoever has stored it."""
-        return self._stores.submit(partial(self._run_store, list(keys), list(objects)), L2StoreResult(False, 0))
+        return self.stores.submit(partial(self._run_store, list(keys), list(objects)), L2StoreResult(False, 0))
 
     def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
         """The store tasks that have ended since the last call, with the bytes that they have written."""
-        return self._stores.take_all()
+        return self.stores.take_all()
 
     def _run_store(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> L2StoreResult:
         tensors = [tensor_of(each) for _, each in zip(keys, objects, strict=True)]
@@ -414,11 +414,11 @@ class NanoKVL2Adapter(L2AdapterInterface):
         self, keys: list[ObjectKey], group_layout_descs: "dict[int, MemoryLayoutDesc]"
     ) -> int:
         """Begin to look objects up. Those of this host that are found are locked, once more each time."""
-        return self._lookups.submit(partial(self._run_lookup, list(keys)), Bitmap(len(keys)))
+        return self.lookups.submit(partial(self._run_lookup, list(keys)), Bitmap(len(keys)))
 
     def query_lookup_and_lock_result(self, task_id: int) -> Bitmap | None:
         """Which objects were found; None until the task has ended, and after the first answer."""
-        return self._lookups.take(task_id)
+        return self.lookups.take(task_id)
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
         """Take one lock from each object. It is done when the call returns."""
@@ -441,11 +441,11 @@ class NanoKVL2Adapter(L2AdapterInterface):
     # --- load ---
     def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
         """Begin to fill memory objects."""
-        return self._loads.submit(partial(self._run_load, list(keys), list(objects)), Bitmap(len(keys)))
+        return self.loads.submit(partial(self._run_load, list(keys), list(objects)), Bitmap(len(keys)))
 
     def query_load_result(self, task_id: int) -> Bitmap | None:
         """Which memory objects were filled; None until the task has ended, and after the first answer."""
-        return self._loads.take(task_id)
+        return self.loads.take(task_id)
 
     def _run_load(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> Bitmap:
         loaded = Bitmap(len(keys))
@@ -508,7 +508,7 @@ class NanoKVL2Adapter(L2AdapterInterface):
             "total_bytes_used": self.get_usage().total_bytes_used,
             "max_capacity_bytes": self._max_capacity_bytes,
             "refusals": self._refusals.counts(),
-            "tasks_in_flight": self._stores.in_flight + self._lookups.in_flight + self._loads.in_flight,
+            "tasks_in_flight": self.stores.in_flight + self.lookups.in_flight + self.loads.in_flight,
         }
 
     def _hear(self, events: Sequence[Any]) -> None:
@@ -532,7 +532,7 @@ class NanoKVL2Adapter(L2AdapterInterface):
         if not self._open:
             return
         self._open = False
-        kinds: list[Tasks[Any]] = [self._lookups, self._loads, self._stores]
+        kinds: list[Tasks[Any]] = [self.lookups, self.loads, self.stores]
         for tasks in kinds:
             tasks.cancel()
         for tasks in kinds:

@@ -148,10 +148,10 @@ class NanoKVConnector(RemoteConnector):
         )
         self._refusals = Refusals(logger)
         segment = own.segment(self._joined)
-        self._chunks = Chunks(self._joined, layout, segment, local_cpu_backend.allocate, self._refusals)
-        self._known = Known(self._chunks.exist)
-        self._puts = ThreadPoolExecutor(own.threads, "nanokv-lmcache-put")
-        self._gets = ThreadPoolExecutor(own.threads, "nanokv-lmcache-get")
+        self.chunks = Chunks(self._joined, layout, segment, local_cpu_backend.allocate, self._refusals)
+        self._known = Known(self.chunks.exist)
+        self.puts = ThreadPoolExecutor(own.threads, "nanokv-lmcache-put")
+        self.gets = ThreadPoolExecutor(own.threads, "nanokv-lmcache-get")
         self._open = True
 
     @property
@@ -173,7 +173,7 @@ class NanoKVConnector(RemoteConnector):
 
     def exists_sync(self, key: CacheEngineKey) -> bool:
         """Whether a chunk is there."""
-        return self._or(False, lambda: self._chunks.exist([key.to_string()])[0])
+        return self._or(False, lambda: self.chunks.exist([key.to_string()])[0])
 
     def support_batched_contains(self) -> bool:
         """It does."""
@@ -181,7 +181,7 @@ class NanoKVConnector(RemoteConnector):
 
     def batched_contains(self, keys: list[CacheEngineKey]) -> int:
         """How many of the first chunks are there."""
-        return self._or(0, lambda: self._chunks.prefix(_names(keys)))
+        return self._or(0, lambda: self.chunks.prefix(_names(keys)))
 
     def support_batched_async_contains(self) -> bool:
         """It does."""
@@ -195,9 +195,9 @@ class NanoKVConnector(RemoteConnector):
         """
 
         def look() -> int:
-            length = self._chunks.prefix(_names(keys))
+            length = self.chunks.prefix(_names(keys))
             if pin and self._lease and length:
-                self._chunks.lease(_names(keys[:length]), self._lease)
+                self.chunks.lease(_names(keys[:length]), self._lease)
             return length
 
         return await self._ask(partial(self._or, 0, look), 0)
@@ -225,7 +225,7 @@ class NanoKVConnector(RemoteConnector):
 
     async def _get(self, keys: list[CacheEngineKey], only_prefix: bool = False) -> list[MemoryObj | None]:
         nothing: list[MemoryObj | None] = [None] * len(keys)
-        work = partial(self._or, nothing, lambda: self._chunks.get(_names(keys), only_prefix=only_prefix))
+        work = partial(self._or, nothing, lambda: self.chunks.get(_names(keys), only_prefix=only_prefix))
         return await self._ask(work, nothing, unused=give_back)
 
     # --- store ---
@@ -254,12 +254,12 @@ class NanoKVConnector(RemoteConnector):
         done = partial(give_back, list(memory_objs))
 
         def store() -> list[NanoKVError | None]:
-            outcomes = self._chunks.put(names, memory_objs)
+            outcomes = self.chunks.put(names, memory_objs)
             self._known.add([name for name, error in zip(names, outcomes, strict=True) if error is None])
             return outcomes
 
         try:
-            pending = self._puts.submit(store)
+            pending = self.puts.submit(store)
         except RuntimeError:
             done()
             raise CacheClosed("the connector was closed before the put") from None
@@ -271,7 +271,7 @@ class NanoKVConnector(RemoteConnector):
     # --- the store ---
     def remove_sync(self, key: CacheEngineKey) -> bool:
         """Remove a chunk; False: there is none, or it is being read."""
-        return self._or(False, lambda: self._chunks.remove(key.to_string()))
+        return self._or(False, lambda: self.chunks.remove(key.to_string()))
 
     async def list(self) -> "list[str]":
         """The keys of the chunks that are there, of those that this connector has put."""
@@ -296,7 +296,7 @@ class NanoKVConnector(RemoteConnector):
             await asyncio.get_running_loop().run_in_executor(None, self._leave)
 
     def _leave(self) -> None:
-        for pool in (self._gets, self._puts):
+        for pool in (self.gets, self.puts):
             pool.shutdown(wait=True, cancel_futures=True)
         self._joined.close()
 
@@ -316,7 +316,7 @@ class NanoKVConnector(RemoteConnector):
             return closed
         self._joined.check_process()
         try:
-            return await in_thread(self._gets, work, unused)
+            return await in_thread(self.gets, work, unused)
         except RuntimeError:
             return closed
         except asyncio.CancelledError:

@@ -159,7 +159,7 @@ class NanoKVStorage(HiCacheStorage):
         self.calls = Calls()
         self._joined = join(given, identity_of(storage_config))
         self._objects = Objects(self._joined, self.calls)
-        self._pools = Pools(storage_config, given, self._objects)
+        self.pools = Pools(storage_config, given, self._objects)
 
     @property
     def cache(self) -> "Store":
@@ -174,7 +174,7 @@ class NanoKVStorage(HiCacheStorage):
             InvalidArgument: it hands out no pages, or its pages are larger than objects of this store can be.
         """
         super().register_mem_pool_host(mem_pool_host)
-        self._pools.register(KV, mem_pool_host)
+        self.pools.register(KV, mem_pool_host)
 
     def register_mem_host_pool_v2(self, host_pool: "HostKVCache", host_pool_name: str) -> None:
         """A pool for the calls of v2. That of KV is `register_mem_pool_host`'s, and its pages are the same objects.
@@ -183,7 +183,7 @@ class NanoKVStorage(HiCacheStorage):
             InvalidArgument: as `register_mem_pool_host`.
         """
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
-        self._pools.register(host_pool_name, host_pool)
+        self.pools.register(host_pool_name, host_pool)
 
     def on_host_pools_registered(self) -> None:
         """Nothing is left to do."""
@@ -247,24 +247,24 @@ class NanoKVStorage(HiCacheStorage):
         extra_info: "HiCacheStorageExtraInfo | None" = None,
     ) -> PoolTransferResult:
         """How much of a prefix can be restored, with what the other pools have for it: see `hits`."""
-        anchor = self._pools.find(KV)
+        anchor = self.pools.find(KV)
         logical = anchor is not None and anchor.pages.form == "logical"
         kv_pages = len(keys) if logical else self._objects.prefix(self._kv_scopes, keys)
         return restorable(kv_pages, keys, pool_transfers or [], self._present)
 
     def _present(self, name: str, keys: Sequence[str]) -> list[bool]:
-        return self._objects.exist(self._pools.get(name).scopes, keys)
+        return self._objects.exist(self.pools.get(name).scopes, keys)
 
     @property
     def _flat(self) -> str:
         """The scope of values that the generic calls store: flat pages of KV."""
-        pool = self._pools.find(KV)
+        pool = self.pools.find(KV)
         return self._unregistered if pool is None else pool.flat
 
     @property
     def _kv_scopes(self) -> tuple[str, ...]:
         """Of the objects of a page of KV, as SGLang stores them: by v1, or by the generic calls."""
-        pool = self._pools.find(KV)
+        pool = self.pools.find(KV)
         return pool.scopes if pool is not None and self._zero_copy else (self._flat,)
 
     # --- pages of host pools ---
@@ -297,7 +297,7 @@ class NanoKVStorage(HiCacheStorage):
     @or_else(lambda name, keys, *args: [False] * len(keys))
     def _load(self, name: str, keys: Sequence[str], host_indices: torch.Tensor | None) -> list[bool]:
         started = time.perf_counter()
-        done, page_bytes = self._pools.load(name, keys, host_indices)
+        done, page_bytes = self.pools.load(name, keys, host_indices)
         if self._metrics is not None:
             self._metrics.read(done, page_bytes, started)
         return done
@@ -305,7 +305,7 @@ class NanoKVStorage(HiCacheStorage):
     @or_else(lambda name, keys, *args: [False] * len(keys))
     def _store(self, name: str, keys: Sequence[str], host_indices: torch.Tensor | None) -> list[bool]:
         started = time.perf_counter()
-        done, page_bytes = self._pools.store(name, keys, host_indices)
+        done, page_bytes = self.pools.store(name, keys, host_indices)
         if self._metrics is not None:
             self._metrics.wrote(done, page_bytes, started)
         return done
@@ -317,7 +317,7 @@ class NanoKVStorage(HiCacheStorage):
 
         They are those of its model, ranks and pools. Pages of other ranks, models and programs stay.
         """
-        for scope in {self._unregistered} | self._pools.scopes():
+        for scope in {self._unregistered} | self.pools.scopes():
             self._objects.drop(scope)
 
     def get_stats(self) -> Any:

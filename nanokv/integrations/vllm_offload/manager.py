@@ -61,26 +61,26 @@ class Pins:
         names: Callable[[OffloadKey], Sequence[bytes]],
         refused: Callable[[NanoKVError], None],
     ) -> None:
-        self._world, self._names, self._refused = world, names, refused
-        self._found: dict[str, Held] = {}  #: per request
-        self._loading: dict[str, Held] = {}
+        self.world, self._names, self._refused = world, names, refused
+        self.found: dict[str, Held] = {}  #: per request
+        self.loading: dict[str, Held] = {}
 
     def find(self, request: str, key: OffloadKey) -> bool:
         """Whether a block can be loaded now: then it is pinned for the request."""
-        held = self._found.setdefault(request, {})
+        held = self.found.setdefault(request, {})
         if key in held:
             return True
         with ExitStack() as stack:
             pinned = []
             for name in self._names(key):
                 try:
-                    pinned.append(self._world.pin(name))
+                    pinned.append(self.world.pin(name))
                 except (KeyNotFound, NotReady):
                     return False  # gone; or not finished, by a process that may be dead
                 except NanoKVError as error:
                     self._refused(error)
                     if isinstance(error, SegmentCorrupt):
-                        self._world.remove_many([name])
+                        self.world.remove_many([name])
                     return False
                 stack.callback(pinned[-1].release)
             stack.pop_all()
@@ -96,29 +96,29 @@ class Pins:
         for key in keys:
             if not self.find(request, key):
                 raise KeyNotFound(f"request {request} loads block {key.hex()} without having found it")
-        found = self._found.pop(request, {})
-        self._loading.setdefault(request, {}).update({key: found.pop(key) for key in dict.fromkeys(keys)})
+        found = self.found.pop(request, {})
+        self.loading.setdefault(request, {}).update({key: found.pop(key) for key in dict.fromkeys(keys)})
         _release(found)
 
     def end_load(self, request: str, keys: Collection[OffloadKey]) -> int:
         """These blocks have been loaded; returns how many."""
-        loading = self._loading.get(request, {})
+        loading = self.loading.get(request, {})
         ended = {key: loading.pop(key) for key in keys if key in loading}
         if not loading:
-            self._loading.pop(request, None)
+            self.loading.pop(request, None)
         _release(ended)
         return len(ended)
 
     def end_request(self, request: str) -> None:
         """The request finds nothing more. A load under way goes on."""
-        _release(self._found.pop(request, {}))
+        _release(self.found.pop(request, {}))
 
     def take_all(self) -> list[Pinned]:
         """Forget all requests: the pins of loads under way are the caller's, all others end."""
-        for found in self._found.values():
+        for found in self.found.values():
             _release(found)
-        left = [pinned for held in self._loading.values() for each in held.values() for pinned in each]
-        self._found, self._loading = {}, {}
+        left = [pinned for held in self.loading.values() for each in held.values() for pinned in each]
+        self.found, self.loading = {}, {}
         return left
 
 
@@ -145,15 +145,15 @@ class NanoKVOffloadingManager(OffloadingManager):
     """
 
     def __init__(self, joined: JoinedStore, workers: int, *, events: bool) -> None:
-        self._joined, self._world, self._workers = joined, joined.world, workers
-        self._tag = tag_of(self._world.digest(b""))
+        self.joined, self.world, self._workers = joined, joined.world, workers
+        self._tag = tag_of(self.world.digest(b""))
         self._seldom = Seldom(logger)
-        self._pins = Pins(self._world, self._objects, self._not_held)
-        self._storing: set[OffloadKey] = set()
+        self.pins = Pins(self.world, self.objects, self._not_held)
+        self.storing: set[OffloadKey] = set()
         self._generation = 0
         self._leaving: list[tuple[float, list[Pinned], list[bytes]]] = []  #: until when, pins, names
         self._counts = OffloadCounts("NanoKV")
-        self._announcing = Announcer(self._world, Locality.LOCAL) if events else None
+        self._announcing = Announcer(self.world, Locality.LOCAL) if events else None
         self._open = True
 
     def _chunk(self, key: OffloadKey) -> bytes:
@@ -164,10 +164,10 @@ class NanoKVOffloadingManager(OffloadingManager):
         return [object_name(chunk, worker) for worker in range(self._workers)]
 
     def _spec(self, keys: Iterable[OffloadKey]) -> ChunkSpec:
-        return ChunkSpec(tuple(self._chunk(key) for key in keys), self._world.rank, self._tag)
+        return ChunkSpec(tuple(self._chunk(key) for key in keys), self.world.rank, self._tag)
 
     def _are_there(self, keys: Sequence[OffloadKey]) -> list[bool]:
-        found = self._world.exists_many([name for key in keys for name in self._objects(key)])
+        found = self.world.exists_many([name for key in keys for name in self.objects(key)])
         return [all(found[i : i + self._workers]) for i in range(0, len(found), self._workers)]
 
     # --- requests ---
@@ -177,14 +177,14 @@ class NanoKVOffloadingManager(OffloadingManager):
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """What the request has found, and does not load, may be evicted."""
-        self._pins.end_request(req_context.req_id)
+        self.pins.end_request(req_context.req_id)
 
     # --- loads ---
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """HIT: the block is held for the request. HIT_PENDING: this engine is storing it. Or MISS."""
-        if key in self._storing:
+        if key in self.storing:
             return LookupResult.HIT_PENDING
-        return LookupResult.HIT if self._pins.find(req_context.req_id, key) else LookupResult.MISS
+        return LookupResult.HIT if self.pins.find(req_context.req_id, key) else LookupResult.MISS
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
         """HOST."""
@@ -196,18 +196,18 @@ class NanoKVOffloadingManager(OffloadingManager):
         Raises:
             KeyNotFound: the request has not found one of them, and it is not there.
         """
-        self._pins.begin_load(req_context.req_id, keys)
+        self.pins.begin_load(req_context.req_id, keys)
         return self._spec(keys)
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """The blocks may be evicted."""
-        self._counts.add(loaded=self._pins.end_load(req_context.req_id, keys))
+        self._counts.add(loaded=self.pins.end_load(req_context.req_id, keys))
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """The blocks count as used now; what is not there stays so."""
         for key in keys:
-            self._pins.find(f"touch {req_context.req_id}", key)
-        self._pins.end_request(f"touch {req_context.req_id}")
+            self.pins.find(f"touch {req_context.req_id}", key)
+        self.pins.end_request(f"touch {req_context.req_id}")
 
     def _not_held(self, error: NanoKVError) -> None:
         """A block that is there cannot be loaded."""
@@ -223,20 +223,20 @@ class NanoKVOffloadingManager(OffloadingManager):
         new = [
             key
             for key, there in zip(wanted, self._are_there(wanted), strict=True)
-            if not there and key not in self._storing
+            if not there and key not in self.storing
         ]
         self._counts.add(known=len(wanted) - len(new))
-        self._storing.update(new)
+        self.storing.update(new)
         if self._announcing is not None:
-            self._announcing.expect({key: self._objects(key) for key in new})
+            self._announcing.expect({key: self.objects(key) for key in new})
         return PrepareStoreOutput(new, self._spec(new), [])
 
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
         """The workers have ended. What they could not store is not there; without `success` nothing is."""
-        ended = [key for key in keys if key in self._storing]
-        self._storing.difference_update(ended)
+        ended = [key for key in keys if key in self.storing]
+        self.storing.difference_update(ended)
         if not success:
-            self._world.remove_many([name for key in ended for name in self._objects(key)])
+            self.world.remove_many([name for key in ended for name in self.objects(key)])
         stored = [key for key, there in zip(ended, self._are_there(ended), strict=True) if there]
         refused = len(ended) - len(stored)
         self._counts.add(stored=len(stored), refused=refused)
@@ -254,16 +254,16 @@ class NanoKVOffloadingManager(OffloadingManager):
     def _let_go(self, pins: list[Pinned], names: list[bytes]) -> None:
         for pinned in pins:
             pinned.release()
-        self._world.remove_many(names)
+        self.world.remove_many(names)
 
     def reset_cache(self) -> None:
         """Drop what engines of this identity have stored, in all segments of the world, but for loads under way."""
-        pins = self._pins.take_all()
-        names = [name for key in self._storing for name in self._objects(key)]
-        self._world.drop_group(GROUP)
+        pins = self.pins.take_all()
+        names = [name for key in self.storing for name in self.objects(key)]
+        self.world.drop_group(GROUP)
         held = [pinned.meta.digest for pinned in pins]
         self._leaving.append((time.monotonic() + LEAVE, pins, [*names, *held]))  # type: ignore[list-item]
-        self._storing.clear()
+        self.storing.clear()
         self._generation += 1
 
     def take_events(self) -> Iterable[OffloadingEvent]:
@@ -279,10 +279,10 @@ class NanoKVOffloadingManager(OffloadingManager):
         if not self._open:
             return
         self._open = False
-        for pinned in self._pins.take_all():
+        for pinned in self.pins.take_all():
             pinned.release()
         for _, pins, names in self._leaving:
             self._let_go(pins, names)
         if self._announcing is not None:
             self._announcing.close()
-        self._joined.close()
+        self.joined.close()

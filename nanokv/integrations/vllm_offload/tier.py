@@ -99,8 +99,8 @@ class Jobs:
     """
 
     def __init__(self, joined: JoinedStore, rows: torch.Tensor, segment: int | None, threads: int) -> None:
-        self._joined = joined
-        self._store, self._world, self._rows, self._segment = joined.cache, joined.world, rows, segment
+        self.joined = joined
+        self._store, self.world, self._rows, self._segment = joined.cache, joined.world, rows, segment
         self._stores = ThreadPoolExecutor(threads, "nanokv-offload-store")
         self._loads = ThreadPoolExecutor(threads, "nanokv-offload-load")
         self._running: dict[int, tuple[TransferJob, Future[Done]]] = {}
@@ -115,12 +115,12 @@ class Jobs:
         self._submit(self._loads, job, self._run_load)
 
     def _submit(self, pool: ThreadPoolExecutor, job: TransferJob, run: Callable[[Done], None]) -> None:
-        self._joined.check_process()
+        self.joined.check_process()
         self._running[job.job_id] = job, pool.submit(self._run, job, run)
 
     def touch(self, keys: Collection[OffloadKey]) -> None:
         """Mark the objects of this host as used, in the background."""
-        self._joined.check_process()
+        self.joined.check_process()
         self._stores.submit(self._touch_each, list(keys))
 
     def finished(self) -> list[Done]:
@@ -195,7 +195,7 @@ class Jobs:
     def _touch_each(self, keys: list[OffloadKey]) -> None:
         for key in keys:
             with contextlib.suppress(NanoKVError):  # gone, or of another host
-                self._world.pin(key).release()
+                self.world.pin(key).release()
 
     def _warn(self, what: str, error: Exception) -> None:
         self._seldom.warn(f"{what}: {type(error).__name__}", f"NanoKV: {what}: {error}")
@@ -320,15 +320,15 @@ class NanoKVTier(SecondaryTierManager):
         if own.enable_kv_events and spread:
             raise InvalidArgument("enable_kv_events is about this process' segment: it needs spread=false")
         rows = _rows(primary_kv_view)
-        self._joined = join(with_room_for(nbytes, store), identity)
-        segment = None if spread else self._joined.world.rank
-        self._jobs = Jobs(self._joined, rows, segment, own.threads)
+        self.joined = join(with_room_for(nbytes, store), identity)
+        segment = None if spread else self.joined.world.rank
+        self._jobs = Jobs(self.joined, rows, segment, own.threads)
         self._lookups: Lookups = (
-            BackgroundLookups(self._joined.cache, tier_type) if store.cluster else DirectLookups(self._joined.cache)
+            BackgroundLookups(self.joined.cache, tier_type) if store.cluster else DirectLookups(self.joined.cache)
         )
         self._counts = OffloadCounts(tier_type)
         tells = own.enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events
-        self._announcing = Announcer(self._joined.world, self.locality) if tells else None
+        self._announcing = Announcer(self.joined.world, self.locality) if tells else None
         self._open = True
 
     @classmethod
@@ -413,7 +413,7 @@ class NanoKVTier(SecondaryTierManager):
         self._jobs.close()
         if self._announcing is not None:
             self._announcing.close()
-        self._joined.close()
+        self.joined.close()
 
 
 def _rows(view: memoryview) -> torch.Tensor:

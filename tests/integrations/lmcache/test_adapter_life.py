@@ -138,7 +138,7 @@ def test_close_with_tasks_in_flight(adapters: Make) -> None:
     keys, gate = [object_key(n) for n in range(4)], threading.Event()
     store(made, keys[:1], [memory(0)])
     assert look_up(made, keys[:1]) == [True]
-    for tasks in (made._stores, made._loads, made._lookups):
+    for tasks in (made.stores, made.loads, made.lookups):
         tasks.submit(gate.wait, None)
     begun = made.submit_store_task(keys, [memory(n) for n in range(4)])
     load_task = made.submit_load_task(keys, [memory() for _ in keys])
@@ -165,9 +165,9 @@ def test_close_with_tasks_in_flight(adapters: Make) -> None:
 def test_an_event_stays_until_it_is_consumed(adapters: Make) -> None:
     made = adapters()
     made.submit_store_task([object_key(1)], [memory(1)])
-    until(lambda: made._stores.in_flight == 0)
+    until(lambda: made.stores.in_flight == 0)
     made.submit_store_task([object_key(2)], [memory(2)])
-    until(lambda: made._stores.in_flight == 0)
+    until(lambda: made.stores.in_flight == 0)
     assert select.select([made.get_store_event_fd()], [], [], 60)[0]
     assert len(made.pop_completed_store_tasks()) == 2
 

@@ -118,14 +118,14 @@ def test_a_read_that_nobody_waits_for_gives_its_memory_back(backends: Make) -> N
     made.run(made.connector.put(key(1), chunk))
     taken = all_memory(made)
     pending = [asyncio.run_coroutine_threadsafe(made.connector.get(key(1)), made.loop) for _ in range(2)]
-    until(lambda: made.connector._gets._work_queue.qsize() == 1)  # the first one waits for memory
+    until(lambda: made.connector.gets._work_queue.qsize() == 1)  # the first one waits for memory
     for each in pending:
         each.cancel()
         with pytest.raises(CancelledError):
             each.result(PATIENCE)
     for each in taken:
         each.ref_count_down()
-    made.connector._gets.submit(lambda: None).result(PATIENCE)
+    made.connector.gets.submit(lambda: None).result(PATIENCE)
     assert made.used() == chunk.get_size()
 
 
@@ -133,7 +133,7 @@ def test_a_read_that_nobody_waits_for_gives_its_memory_back(backends: Make) -> N
 def test_a_put_that_nobody_waits_for_lets_go_of_its_memory(backends: Make) -> None:
     made = backends({"threads": 1})
     gate, chunks = threading.Event(), [made.chunk(n) for n in range(2)]
-    made.connector._puts.submit(gate.wait)
+    made.connector.puts.submit(gate.wait)
     pending = [made.remote.submit_put_task(key(n), chunk) for n, chunk in enumerate(chunks)]
     until(lambda: all(each.get_ref_count() == 3 for each in chunks))  # this test's, LMCache's and the thread's
     pending[0].cancel()
@@ -153,9 +153,9 @@ def test_after_close_every_call_is_a_miss(backends: Make) -> None:
     assert made.connector.support_ping() and made.run(made.remote.connection.ping()) == 0
     gate = threading.Event()
     for _ in range(2):
-        made.connector._gets.submit(gate.wait)
+        made.connector.gets.submit(gate.wait)
     waiting = [asyncio.run_coroutine_threadsafe(made.connector.get(key(1)), made.loop) for _ in range(3)]
-    until(lambda: made.connector._gets._work_queue.qsize() == 3)
+    until(lambda: made.connector.gets._work_queue.qsize() == 3)
     closing = asyncio.run_coroutine_threadsafe(made.connector.close(), made.loop)
     for each in waiting:
         assert each.result(PATIENCE) is None

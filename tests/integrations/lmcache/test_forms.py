@@ -96,7 +96,7 @@ def test_layer_by_layer(
     read = made.remote.batched_get_blocking(keys)
     assert [content(each) for each in read] == [content(each) for each in layers]
     assert {(each.get_shape(), each.get_memory_format()) for each in read} == {(shape, fmt)}
-    assert made.connector._chunks._layout.forms[0].fmt == fmt
+    assert made.connector.chunks._layout.forms[0].fmt == fmt
     short = made.filled([torch.Size([*dims[:-1], 64])], [torch.bfloat16], fmt)
     made.run(made.connector.batched_put(key(2).split_layers(1), [short]))
     assert made.run(made.connector.batched_get(key(2).split_layers(1))) == [None]  # not of this engine

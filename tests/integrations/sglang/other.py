@@ -39,7 +39,7 @@ class Other:
     """
 
     def __init__(self, backend: Any, objects: dict[str, bytes], *, unfinished: bool = False, own: bool = True) -> None:
-        pool, identity = backend._pools.get("kv"), backend.cache.options.identity
+        pool, identity = backend.pools.get("kv"), backend.cache.options.identity
         given = {
             "settings": backend.storage_config.extra_config["nanokv"],
             "model": identity.model,

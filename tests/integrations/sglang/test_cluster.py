@@ -134,7 +134,7 @@ def test_a_node_that_is_gone_takes_its_pages_along(nodes: Callable[..., list[Any
 def test_an_object_of_another_size_is_a_miss_on_any_node(nodes: Callable[..., list[Any]], kind: Any) -> None:
     pools = [kind(), kind()]
     here, there = nodes(pools, is_mla_model=kind is parts.mla)
-    scope = here._pools.get("kv").scopes[0]
+    scope = here.pools.get("kv").scopes[0]
     keys, indices = of_homes([here, there], scope, each=3)
     for i, key in enumerate(keys):
         [here, there][i // 3].cache.put(f"{scope}/{key}", torch.zeros(25))

@@ -63,7 +63,7 @@ def test_a_damaged_page_is_a_miss(start: Start, kind: Any, caplog: pytest.LogCap
     backend = start(pool, settings={"checksum": True}, is_mla_model=kind is parts.mla)
     keys, indices = all_of(pool)
     assert all(backend.batch_set_v1(keys, indices))
-    key = f"{backend._pools.get('kv').scopes[0]}/{keys[3]}"
+    key = f"{backend.pools.get('kv').scopes[0]}/{keys[3]}"
     place = backend.cache.get_location(key)
     byte = backend.cache.remote_ptr(place.owner_rank, place.payload_off + 5)
     ctypes.memset(byte, ctypes.c_uint8.from_address(byte).value ^ 1, 1)
@@ -96,7 +96,7 @@ def test_a_page_whose_writer_died_is_a_miss_and_can_be_stored(start: Start, kind
     pool = kind()
     backend = start(pool, is_mla_model=kind is parts.mla)
     keys, indices = all_of(pool)
-    unfinished = dict.fromkeys(keys, bytes(backend._pools.get("kv").pages.page_bytes))
+    unfinished = dict.fromkeys(keys, bytes(backend.pools.get("kv").pages.page_bytes))
     with Other(backend, unfinished, unfinished=True, own=own):
         assert backend.batch_exists(keys) == 0 and not any(backend.batch_get_v1(keys, indices))
     assert backend.batch_exists(keys) == 0
@@ -116,8 +116,8 @@ def test_a_page_whose_writer_gave_up_just_now_is_stored(
     pool = kind()
     backend, writer = start(pool, is_mla_model=kind is parts.mla), start(kind(), is_mla_model=kind is parts.mla)
     keys, indices = all_of(pool)
-    key = f"{backend._pools.get('kv').scopes[0]}/{keys[0]}"
-    writer.cache.open_for_write(key, backend._pools.get("kv").pages.page_bytes)
+    key = f"{backend.pools.get('kv').scopes[0]}/{keys[0]}"
+    writer.cache.open_for_write(key, backend.pools.get("kv").pages.page_bytes)
     wait, waits = backend.cache.wait, 0
 
     def gone(*args: Any, **kwargs: Any) -> None:
@@ -138,8 +138,8 @@ def test_a_page_that_is_being_written_is_waited_for(start: Start, kind: Any, mon
     pool = kind()
     backend, writer = start(pool, is_mla_model=kind is parts.mla), start(kind(), is_mla_model=kind is parts.mla)
     keys, indices = all_of(pool)
-    key = f"{backend._pools.get('kv').scopes[0]}/{keys[0]}"
-    nbytes = backend._pools.get("kv").pages.page_bytes
+    key = f"{backend.pools.get('kv').scopes[0]}/{keys[0]}"
+    nbytes = backend.pools.get("kv").pages.page_bytes
     writer.cache.open_for_write(key, nbytes)
     wanted = [False] + [True] * (len(keys) - 1)
     assert backend.batch_set_v1(keys, indices) == wanted  # after a second

@@ -157,7 +157,7 @@ def test_a_draft_that_is_gone_shortens_the_prefetch(hybrid: Callable[[], Hybrid]
 
     def then_evict(self: Any, *args: Any) -> Any:
         found = look_up(self, *args)
-        scope = self._pools.get(DRAFT).scopes[0]
+        scope = self.pools.get(DRAFT).scopes[0]
         assert self.cache.remove_many([f"{scope}/{hashes[2]}"]) == [True]
         return found
 

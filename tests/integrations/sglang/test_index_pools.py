@@ -81,7 +81,7 @@ def test_index_keys_come_back_bit_by_bit(start: Start, made: Any, layout: str) -
     flat.copy_(torch.randint(0, 256, flat.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1)))
     backend = start(anchor, is_mla_model=made is beside_latents)
     backend.register_mem_host_pool_v2(index, INDEXER)
-    assert backend._pools.get(INDEXER).pages.direct is (layout != "layer_first")
+    assert backend.pools.get(INDEXER).pages.direct is (layout != "layer_first")
     keys, size = keys_of(PAGES), index.page_size
     pages = torch.tensor([3, 0, 5, 2]).repeat_interleave(size) * size + torch.arange(size).repeat(PAGES)
     move = [PoolTransfer(name=INDEXER, keys=keys, host_indices=pages)]

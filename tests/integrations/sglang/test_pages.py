@@ -160,7 +160,7 @@ def test_half_a_page_is_a_miss(start: Start) -> None:
     backend = start(pool, tp_lcm_size=2, should_split_heads=True)
     keys, indices = all_of(pool)
     assert all(backend.batch_set_v1(keys, indices))
-    scope = backend._pools.get("kv").scopes[1]
+    scope = backend.pools.get("kv").scopes[1]
     assert backend.cache.remove_many([f"{scope}/{keys[2]}"]) == [True]
     assert backend.batch_exists(keys) == 2
     assert backend.batch_get_v1(keys, indices) == [True, True, False, *[True] * (len(keys) - 3)]

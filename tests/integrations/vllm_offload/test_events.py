@@ -96,7 +96,7 @@ def _those(keys: list[OffloadKey], there: list[bool]) -> list[OffloadKey]:
 
 def test_what_a_tier_told_is_what_is_there(start: Start) -> None:
     tiered = start(**TIERED)
-    check_churn_is_told(tiered, tiered.tier._joined.world.exists_many)
+    check_churn_is_told(tiered, tiered.tier.joined.world.exists_many)
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -75,8 +75,8 @@ def test_a_store_that_failed_leaves_nothing(start_spec: Start) -> None:
 def test_a_block_needs_the_parts_of_all_workers(start_spec: Start) -> None:
     engine = start_spec(workers=3)
     engine.compute(BOTH)
-    world = engine.manager._world
-    assert world.remove_many([engine.manager._objects(BOTH[1])[2]]) == [True]
+    world = engine.manager.world
+    assert world.remove_many([engine.manager.objects(BOTH[1])[2]]) == [True]
     assert engine.find(BOTH) == [HIT, MISS, HIT, HIT, HIT, HIT]
     assert engine.compute(BOTH) == [BOTH[1]]
     assert engine.load(BOTH) == [True] * 6
@@ -90,7 +90,7 @@ def test_what_was_found_stays_until_it_is_loaded(start_spec: Start) -> None:
     engine.compute(old)
     context = engine.request()
     assert engine.find(old[:3], context) == [HIT] * 3
-    world = engine.manager._world
+    world = engine.manager.world
     world.evict_until_below(0.0)  # everything that may go
     assert engine.find(old, context) == [HIT] * 3 + [MISS] * 5
     into, job = engine.begin_load(old[:2], context)  # the third is let go
@@ -160,7 +160,7 @@ def test_a_reset_forgets_all_but_loads_under_way(start_spec: Start, monkeypatch:
     assert engine.find(keys_of([50])) == [MISS]  # stored before the reset, ended after it
     assert engine.compute(BOTH) == BOTH
     step_of(engine.manager)
-    world = engine.manager._world
+    world = engine.manager.world
     world.flush()
     assert world.segment_count() == 12  # the new ones alone
     assert engine.load(BOTH) == [True] * 6
@@ -187,7 +187,7 @@ def test_requests_are_offloaded_by_chunks_and_leave_nothing(start_spec: Start) -
     engine.load(BOTH)
     assert engine.manager.get_load_source(BOTH[0], engine.request()) is CacheHitSource.HOST
     assert not engine.manager.has_pending_work()
-    assert not engine.manager._pins._found and not engine.manager._pins._loading and not engine.manager._storing
+    assert not engine.manager.pins.found and not engine.manager.pins.loading and not engine.manager.storing
 
 
 @pytest.mark.surface(MANAGER, "get_stats")

@@ -27,10 +27,10 @@ def test_no_room_refuses_blocks_and_harms_none(start_spec: Start) -> None:
     engine = start_spec(size=4 * 1024)
     keys = keys_of(range(8))
     engine.compute(keys[:4])
-    world = engine.manager._world
+    world = engine.manager.world
     with ExitStack() as pins:
         for key in keys[:4]:
-            pins.enter_context(world.pin(engine.manager._objects(key)[0]))
+            pins.enter_context(world.pin(engine.manager.objects(key)[0]))
         engine.manager.get_stats()
         assert engine.compute(keys[4:]) == keys[4:]
         assert engine.manager.get_stats().data["data"] == {f"{PREFIX}refused": {("NanoKV",): 4}}
@@ -49,8 +49,8 @@ def test_a_damaged_block_is_missed_and_dropped(start_spec: Start) -> None:
     engine = start_spec(workers=2, checksum=True)
     keys = keys_of(range(3))
     engine.compute(keys)
-    world = engine.manager._world
-    place = world.get_location(engine.manager._objects(keys[1])[1])
+    world = engine.manager.world
+    place = world.get_location(engine.manager.objects(keys[1])[1])
     world.engine.heap.segment(place.owner_rank)[place.payload_off + 7] ^= 1
     engine.manager.get_stats()
     assert engine.load(keys) == [True, False, True]
@@ -68,7 +68,7 @@ def test_a_load_of_a_block_that_nobody_held_fails(start_spec: Start) -> None:
     engine.find(keys_of([1]), context)
     spec = engine.manager.prepare_load(keys_of([1]), context)
     engine.manager.complete_load(keys_of([1]), context)  # too early
-    engine.manager._world.remove_many(engine.manager._objects(keys_of([1])[0]))
+    engine.manager.world.remove_many(engine.manager.objects(keys_of([1])[0]))
     assert engine.workers[0].submit_load(1, spec, GPULoadStoreSpec([5], [1, 0], [0, 0]))
     assert engine.end([1]) == [False]
 
@@ -76,9 +76,9 @@ def test_a_load_of_a_block_that_nobody_held_fails(start_spec: Start) -> None:
 @pytest.mark.surface(MANAGER, "lookup")
 def test_a_process_that_dies_while_it_writes_holds_nobody_up(start_spec: Start) -> None:
     engine = start_spec()
-    keys, world = keys_of(range(3)), engine.manager._world
+    keys, world = keys_of(range(3)), engine.manager.world
     settings = {"name": "spec", "size": "4MiB", "page_bytes": 1024, "ranks": 8}
-    blocks = {engine.manager._objects(key)[0]: engine.expected(key, 0).tobytes() for key in keys}
+    blocks = {engine.manager.objects(key)[0]: engine.expected(key, 0).tobytes() for key in keys}
     names = list(blocks)
     whole, half = {names[0]: blocks[names[0]]}, {names[1]: blocks[names[1]]}
     with (
@@ -124,14 +124,14 @@ def test_a_block_that_goes_while_it_is_copied_is_not_taken_for_loaded(
 ) -> None:
     engine = start_spec()
     engine.compute(keys_of([1]))
-    context, pages, names = engine.request(), engine.workers[0]._pages, engine.manager._objects(keys_of([1])[0])
+    context, pages, names = engine.request(), engine.workers[0]._pages, engine.manager.objects(keys_of([1])[0])
     engine.find(keys_of([1]), context)
     spec, copy = engine.manager.prepare_load(keys_of([1]), context), pages.load
 
     def replaced_while_copied(chunk: Chunk, payload: torch.Tensor) -> None:
         copy(chunk, payload)
         engine.manager.complete_load(keys_of([1]), context)  # too early: nobody holds it any more
-        engine.manager._world.remove_many(names)
+        engine.manager.world.remove_many(names)
         engine.compute(keys_of([1]))
 
     monkeypatch.setattr(pages, "load", replaced_while_copied)

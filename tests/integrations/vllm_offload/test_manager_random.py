@@ -67,7 +67,7 @@ class Histories(RuleBasedStateMachine):
     def lose(self, engine: int, keys: list[OffloadKey]) -> None:
         """Chunks go from NanoKV: one worker's part of each."""
         manager = self.engines[engine].manager
-        gone = manager._world.remove_many([manager._objects(key)[0] for key in keys])
+        gone = manager.world.remove_many([manager.objects(key)[0] for key in keys])
         assert not any(gone) or self.stored
         self.stored -= {(self.resets[engine], key) for key, went in zip(keys, gone, strict=True) if went}
 
@@ -93,7 +93,7 @@ class Histories(RuleBasedStateMachine):
         """No request holds anything."""
         for engine in self.engines:
             manager = engine.manager
-            assert not manager._pins._found and not manager._pins._loading and not manager._storing
+            assert not manager.pins.found and not manager.pins.loading and not manager.storing
 
     def teardown(self) -> None:
         """End the engines."""

@@ -124,7 +124,7 @@ def test_two_engines_of_one_world_share_blocks(start: Start) -> None:
 def test_a_spread_tier_uses_the_segments_of_others(start: Start) -> None:
     first, second = (start(chunks=16, spread=True) for _ in range(2))
     first.compute(keys_of(range(16)))
-    world = second.tier._joined.world
+    world = second.tier.joined.world
     world.flush()
     assert 0 < world.segment_count() < 16
     assert all(right(second, keys_of(range(16)), second.load(keys_of(range(16)))))
@@ -147,7 +147,7 @@ def test_requests_leave_nothing_behind(start: Start) -> None:
 def test_touched_blocks_outlive_others(start: Start) -> None:
     tiered = start(chunks=8, size=8 * 8192, page_bytes=8192, threads=1)
     tiered.compute(keys_of(range(8)))
-    context, world = tiered.request(), tiered.tier._joined.world
+    context, world = tiered.request(), tiered.tier.joined.world
     time.sleep(0.1)  # so that those that are touched are younger by far: which one goes is not decided by microseconds
     tiered.manager.touch(keys_of([0, 1, 2, 3, 99]), context)
     tiered.forget()
@@ -197,7 +197,7 @@ def test_a_load_that_fails_is_not_offered_again_to_its_request(start: Start) -> 
     tiered.compute(keys_of([1]))
     context = tiered.request()
     assert run(tiered, TransferJob(7, keys_of([5]), np.array([0], np.int32), True, context)) == (False, [])
-    store = tiered.tier._joined.cache
+    store = tiered.tier.joined.cache
     store.put_many(keys_of([5]), [store.get(keys_of([1])[0])])  # it comes after all
     assert tiered.tier.lookup(keys_of([5])[0], context) is LookupResult.MISS
     assert tiered.tier.lookup(keys_of([5])[0], tiered.request()) is LookupResult.HIT

@@ -41,7 +41,7 @@ def cluster(start: Start, tmp_path: Path) -> Iterator[Two]:
     """An engine, and another node that has blocks."""
     registry = {"cluster": f"file://{tmp_path}/registry", "timeout": 1.0, "ttl": 3.0}
     engine = start(chunks=8, name="here", node="here", **registry)
-    world = engine.tier._joined.world
+    world = engine.tier.joined.world
     homes = Homes(["here", "there"])
     keys = keys_of(range(64))
     theirs = [key for key in keys if homes.of(world.digest(key)) == "there"][:4]
@@ -49,7 +49,7 @@ def cluster(start: Start, tmp_path: Path) -> Iterator[Two]:
     settings: dict[str, Any] = {"name": "there", "node": "there", "size": "8MiB", "page_bytes": 4096, "ranks": 4}
     blocks = {bytes(key): content(key, engine.row_bytes).tobytes() for key in theirs}
     with OtherNode(settings | registry, world.options.identity, blocks) as other:
-        until(lambda: len(engine.tier._joined.cache.nodes) == 2)
+        until(lambda: len(engine.tier.joined.cache.nodes) == 2)
         yield Two(engine, other, theirs, mine)
 
 
@@ -86,7 +86,7 @@ def test_a_host_that_dies_costs_its_blocks_only(cluster: Two) -> None:
     engine.settle()
     engine.forget()
     assert right(engine, wanted, engine.load(wanted)) == [False] * 4 + [True]
-    until(lambda: engine.tier._joined.cache.nodes == ["here"])
+    until(lambda: engine.tier.joined.cache.nodes == ["here"])
     engine.compute(theirs)
     engine.forget()
     assert right(engine, wanted, engine.load(wanted)) == [True] * 5

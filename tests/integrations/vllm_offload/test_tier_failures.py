@@ -25,7 +25,7 @@ def test_blocks_that_vanish_between_look_up_and_load_are_missed(start: Start) ->
     tiered.forget()
     context = tiered.request()
     assert [tiered.manager.lookup(key, context) for key in keys] == [LookupResult.HIT_PENDING] * 6
-    tiered.tier._joined.cache.remove_many([keys[1], keys[4]])
+    tiered.tier.joined.cache.remove_many([keys[1], keys[4]])
     there = right(tiered, keys, tiered.load(keys, context))
     assert there == [True, False, True, True, False, True]  # those that were loaded stay in the primary tier
     assert counts(tiered) == {"stored": 6, "loaded": 4, "lost": 2}
@@ -38,7 +38,7 @@ def test_a_damaged_block_is_missed_and_dropped(start: Start, told: list[str]) ->
     tiered.compute(keys)
     tiered.forget()
     counts(tiered)
-    world = tiered.tier._joined.world
+    world = tiered.tier.joined.world
     place = world.get_location(keys[2])
     world.engine.heap.segment(place.owner_rank)[place.payload_off + 77] ^= 1
     assert right(tiered, keys, tiered.load(keys)) == [True, True, False, True]
@@ -54,7 +54,7 @@ def test_a_damaged_block_is_missed_and_dropped(start: Start, told: list[str]) ->
 @pytest.mark.surface(TIER, "submit_store")
 def test_no_room_refuses_blocks_and_harms_none(start: Start, told: list[str]) -> None:
     tiered = start(chunks=8, size=4 * 8192, page_bytes=8192)
-    keys, store = keys_of(range(8)), tiered.tier._joined.cache
+    keys, store = keys_of(range(8)), tiered.tier.joined.cache
     tiered.compute(keys[:4])
     with ExitStack() as pins:
         for key in keys[:4]:
@@ -73,7 +73,7 @@ def test_no_room_refuses_blocks_and_harms_none(start: Start, told: list[str]) ->
 @pytest.mark.surface(TIER, "lookup")
 def test_a_process_that_dies_leaves_its_blocks_and_nothing_half_written(start: Start) -> None:
     tiered = start(chunks=8)
-    identity, settings = tiered.tier._joined.cache.options.identity, {"name": "tier", "size": "8MiB"}
+    identity, settings = tiered.tier.joined.cache.options.identity, {"name": "tier", "size": "8MiB"}
     settings |= {"page_bytes": 4096, "ranks": 4}  # type: ignore[dict-item]
     good, half = keys_of(range(3)), keys_of(range(10, 13))
     blocks = {key: content(key, tiered.row_bytes).tobytes() for key in good + half}
@@ -95,7 +95,7 @@ def test_a_process_that_dies_leaves_its_blocks_and_nothing_half_written(start: S
 
 def test_an_error_that_nobody_foresaw_fails_one_job_only(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     tiered = start(chunks=8)
-    store = tiered.tier._joined.cache
+    store = tiered.tier.joined.cache
 
     def fail(*args: object, **keywords: object) -> None:
         raise RuntimeError("a bug")

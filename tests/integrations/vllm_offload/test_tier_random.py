@@ -67,7 +67,7 @@ class Histories(RuleBasedStateMachine):
     @rule(engine=ENGINES, numbers=SOME)
     def lose(self, engine: int, numbers: list[int]) -> None:
         """Blocks go from NanoKV."""
-        self.engines[engine].tier._joined.cache.remove_many(keys_of(numbers))
+        self.engines[engine].tier.joined.cache.remove_many(keys_of(numbers))
         self.stored -= set(numbers)
 
     @rule(engine=ENGINES, numbers=SOME, gone=SOME)
@@ -77,7 +77,7 @@ class Histories(RuleBasedStateMachine):
         context = one.request()
         for key in keys_of(numbers):
             one.manager.lookup(key, context)
-        one.tier._joined.cache.remove_many(keys_of(gone))
+        one.tier.joined.cache.remove_many(keys_of(gone))
         self.stored -= set(gone)
         right(one, keys_of(numbers), one.load(keys_of(numbers), context))
         one.manager.on_request_finished(context)

@@ -100,7 +100,7 @@ OTHERS = {
 def test_engines_whose_bytes_differ_share_nothing(start: Start, what: str) -> None:
     first, second = start(chunks=4), start(chunks=4, change=OTHERS[what])
     first.compute(keys_of([1]))
-    assert first.tier._joined.cache.options.identity != second.tier._joined.cache.options.identity
+    assert first.tier.joined.cache.options.identity != second.tier.joined.cache.options.identity
     assert right(second, keys_of([1]), second.load(keys_of([1]))) == [False]
     second.compute(keys_of([1]))
     first.forget()
