@@ -39,7 +39,7 @@ def translate(
     heap_bases: tl.tensor,
     hint: tl.constexpr = None,
 ) -> Any:
-    """The same offset in `to_rank`'s segment. Keeps the type and shape of `pointer` (a pointer or a block of them)."""
+    """Find the same offset in `to_rank`'s segment. Keeps type and shape of `pointer` (a pointer or a block of them)."""
     delta = tl.load(heap_bases + to_rank).to(tl.int64) - tl.load(heap_bases + from_rank).to(tl.int64)
     remote = tl.cast(tl.cast(pointer, tl.int64) + delta, pointer.dtype)
     if hint is not None:

@@ -17,7 +17,7 @@ SHAPE = (4, 2, 8, 16, 64)  # layers, K and V, heads, tokens, head_dim
 
 
 def kv_of(block: int) -> torch.Tensor:
-    """In place of a model: the KV of a block of tokens."""
+    """Make up the KV of a block of tokens: a model would compute it."""
     return torch.randn(SHAPE, generator=torch.Generator().manual_seed(block)).bfloat16()
 
 

@@ -109,7 +109,7 @@ class HangUps:
 
     @contextmanager
     def end(self, client: socket.socket, upstream: socket.socket) -> Iterator[None]:
-        """In the `with` block: shut `upstream` down as soon as `client` has hung up, or sends no more.
+        """Shut `upstream` down, in a `with` block, as soon as `client` has hung up, or sends no more.
 
         Raises:
             ClientGone: in place of the error that comes of that.

@@ -159,7 +159,7 @@ class HeaderIndex:
         return np.where(lives == NO_ROW, -1, lives >> EPOCH_SHIFT.value & EPOCH_MASK.value)
 
     def lives(self, first: int, count: int) -> npt.NDArray[np.int64]:
-        """Of `count` slots from `first` on, the row's STATE word as `life_words` has it, or NO_ROW."""
+        """The STATE word of the row of each of `count` slots from `first` on, as `life_words` has it, or NO_ROW."""
         return self._lives[first : first + count].copy()
 
     def stored(self, slots: Slots, records: Records) -> IndexChange:

@@ -69,7 +69,7 @@ class Handle(Generic[T]):
         self._future.add_done_callback(lambda future: function(self))
 
     def __await__(self) -> Generator[Any, None, T]:
-        """As `result`, without blocking the event loop. A cancelled operation raises asyncio.CancelledError."""
+        """Wait as `result`, without blocking the event loop. A cancelled operation raises asyncio.CancelledError."""
         import asyncio  # costs a program that does not use it 30 ms
 
         return asyncio.wrap_future(self._future).__await__()
@@ -177,7 +177,7 @@ def _close_all() -> None:
 
 @cache
 def _close_all_at_exit() -> None:
-    """As `concurrent.futures` does it: before the ends of heaps (`atexit`), and in processes of `multiprocessing` too.
+    """Close all as `concurrent.futures`: before the ends of heaps (`atexit`), in processes of `multiprocessing` too.
 
     Raises:
         CacheClosed: the program is at its end.
@@ -190,7 +190,7 @@ def _close_all_at_exit() -> None:
 
 
 def _after_fork() -> None:
-    """In a child of a fork: the threads are the parent's."""
+    """Forget, in a child of a fork, the threads: they are the parent's."""
     global _all
     _all = weakref.WeakSet()
 

@@ -119,7 +119,7 @@ class Prices:
 
 
 class Estimate(NamedTuple):
-    """Of one operation.
+    """Ranges of one operation's cost.
 
     Attributes:
         low, high: ns, without the launch.

@@ -105,7 +105,7 @@ class Objects:
         self.twin.copy_(self.source)
 
     def copy_plainly(self, ctas: int | None = None, tile_words: int = TILE_WORDS.value, warps: int = 1) -> None:
-        """The same copy by a kernel that shares tiles as put_many does, without the protocol."""
+        """Copies the same bytes by a kernel that shares tiles as put_many does, without the protocol."""
         ends = self.twin.data_ptr(), self.source.data_ptr(), self.bytes
         launch(copy_flat_kernel, ctas or default_ctas(self.segment.device), *ends, warps=warps, tile_words=tile_words)
 

@@ -76,7 +76,7 @@ class Producers:
         return lambda: launch(kernels.produce_kernel, ctas, *args), out
 
     def put_in_steps(self, ctas: int, rounds: int, classes: str) -> Launch:
-        """The same for objects of one page, with a clock reading between all steps."""
+        """Puts objects of one page, with a clock reading between all steps."""
         out = self._room(ctas, rounds, len(steps.NAMES))
         args = (self.segment.world, self._keys(ctas * rounds), rounds, out.data_ptr())
         return lambda: launch(steps.put_in_steps_kernel, ctas, *args), out

@@ -52,7 +52,7 @@ def measure(here: NanoKVCache, peer: Peer, settings: GpuSettings, size: int) -> 
 
 
 def got(cache: NanoKVCache, keys: list[str], size: int, rounds: int) -> dict[str, Any]:
-    """In the other process: gets of objects that are in its own segment, and the sum of the bytes of the last one."""
+    """Gets, in the other process, objects of its own segment, and adds up the bytes of the last one."""
     timer, back = Timer(cache.device), torch.zeros(size, dtype=torch.uint8, device=cache.device)
     for i in range(rounds):
         key = keys[i % len(keys)]

@@ -46,12 +46,15 @@ class Ring(NamedTuple):
 
     @classmethod
     def of(cls, size: int, ring_bytes: int) -> Self:
-        """As many as `latency` measures with. Raises ValueError: such an object does not fit into a heap of NanoKV."""
+        """A ring of as many objects as `latency` measures with.
+
+        Raises ValueError: such an object does not fit into a heap of NanoKV.
+        """
         return cls(size, Plan(size, ring_bytes).slots)
 
     @property
     def nbytes(self) -> int:
-        """Of all objects together."""
+        """Bytes of all objects together."""
         return self.size * self.slots
 
 

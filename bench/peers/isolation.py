@@ -32,7 +32,7 @@ def prefix() -> tuple[str, ...] | None:
 
 
 def enter() -> None:
-    """In a new namespace: set loopback up, and make sure that nothing else is.
+    """Enter a new namespace: set loopback up, and make sure that nothing else is.
 
     Raises:
         NotIsolated: another interface is up, so this is not a new namespace.

@@ -88,7 +88,7 @@ class _Mooncake(System):
         return bool(self._store.is_exist(key) == 1)
 
     def remove(self, key: str) -> None:
-        """By force: without it, what was read in the last seconds stays."""
+        """Remove by force: without it, what was read in the last seconds stays."""
         self._checked("remove", self._store.remove(key, True))
 
     def exists_many(self, keys: Sequence[str]) -> Sequence[bool]:

@@ -83,7 +83,7 @@ class NanoKVClusterTCP(_NanoKVCluster):
 
 
 class NanoKVClusterSharedMemory(_NanoKVCluster):
-    """As between processes of a host: a get reads the owner's memory, which need not run."""
+    """A cluster between processes of a host: a get reads the owner's memory, which need not run."""
 
     name = "NanoKV cluster, shared memory"
     transport = TRANSPORTS["shared memory"]

@@ -106,14 +106,14 @@ class Ours(Server):
 
 
 def write_note(path: str, note: Any) -> None:
-    """In the other process: say that it is ready, at once and as a whole."""
+    """Say, in the other process, that it is ready, at once and as a whole."""
     draft = Path(f"{path}.draft")
     draft.write_text(json.dumps(note), encoding="utf-8")
     draft.rename(path)
 
 
 def sleep_while_wanted() -> None:
-    """In the other process: do nothing until the process that started it ends it, or is gone."""
+    """Do nothing, in the other process, until the one that started it ends it, or is gone."""
     parent = os.getppid()
     while os.getppid() == parent:
         time.sleep(0.1)

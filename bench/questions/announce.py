@@ -38,7 +38,7 @@ def latencies(world: MeasuredWorld, puts: int, pause: float) -> Durations:
 
 
 def repetition(run: Run, heap: str, alloc: str) -> dict[str, Durations]:
-    """By what the poller does before each put: it sleeps, or puts come as fast as they can."""
+    """Measure by what the poller does before each put: it sleeps, or puts come as fast as they can."""
     busy_puts = min(run.settings.rounds, BUSY_PUTS)
     with run.worlds.open(heap, alloc, HEAP_BYTES, page_bytes=PAGE_BYTES) as world:
         return {

@@ -38,7 +38,7 @@ SECONDS = 300.0  #: a bound, for a first run that must compile
 
 
 def environment(bytecode: str) -> dict[str, str]:
-    """For programs whose modules are compiled once, into the folder `bytecode`, as an installer does it."""
+    """The environment of programs whose modules are compiled once, into the folder `bytecode`, as by an installer."""
     mine = child_environment() | {"PYTHONPYCACHEPREFIX": bytecode}
     mine.pop("PYTHONDONTWRITEBYTECODE", None)
     return mine

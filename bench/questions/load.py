@@ -101,7 +101,7 @@ def loads(client: LoadClient, call: Call, after: Callable[[], None]) -> tuple[fl
 
 
 def repetition(run: Run, requests: int) -> dict[str, tuple[float, dict[int, Samples]]]:
-    """By operation, in a world of its own."""
+    """Measure by operation, in a world of its own."""
     heap = (requests + SPARE) * SIZE
     with run.worlds.open("shm", "device", heap, page_bytes=SIZE) as (cache, _):
         client = LoadClient(cache, requests)

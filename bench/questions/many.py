@@ -53,7 +53,7 @@ class Sets:
         self.copies = {name: Samples(max(laps, WARM)) for name in COPIED}
 
     def keys(self, numbers: Iterable[int]) -> Sequence[Key]:
-        """Of sets."""
+        """The keys of sets."""
         names = [name_of(number, i) for number in numbers for i in range(OBJECTS)]
         if self._kind == ROWS:
             return self._cache.digests(names)
@@ -176,7 +176,7 @@ def per_object(samples: Samples, objects: int) -> Durations:
 
 
 def why_not(settings: Settings) -> str | None:
-    """It is about two processes."""
+    """Why this question cannot be asked: it is about two processes."""
     return shm.why_not() if "shm" in settings.heaps else "it needs --heap shm"
 
 

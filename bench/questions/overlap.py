@@ -212,7 +212,7 @@ def hidden(times: Times, way: str) -> float:
 
 
 def why_not(settings: Settings) -> str | None:
-    """It is about two processes."""
+    """Why this question cannot be asked: it is about two processes."""
     return shm.why_not() if "shm" in settings.heaps else "it needs --heap shm"
 
 

@@ -83,7 +83,7 @@ def _started(run: Run, names: Sequence[str], size: int, stack: ExitStack, *, con
 
 
 def _rounds(settings: Settings, size: int) -> int:
-    """Of one turn."""
+    """How many rounds one turn has."""
     most = SMALL_ROUNDS if size <= SMALL_SIZE else LARGE_ROUNDS
     return -(-min(settings.rounds, most) // TURNS)
 

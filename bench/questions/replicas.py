@@ -29,7 +29,7 @@ def samples_of(calls: int, call: Callable[[str], object]) -> Samples:
 
 
 def repetition(size: int, calls: int) -> dict[tuple[str, int], Samples]:
-    """By call and number of copies, in a world of its own, whose first lap is dropped: it touches the memory.
+    """Measure by call and number of copies, in a world of its own, whose first lap is dropped: it touches the memory.
 
     Raises:
         Mismatch: a copy has other bytes than were put.

@@ -140,7 +140,7 @@ def crowded(processes: int) -> str:
 
 
 def why_not(settings: Settings) -> str | None:
-    """It is about several processes."""
+    """Why this question cannot be asked: it is about several processes."""
     return shm.why_not() if "shm" in settings.heaps else "it needs --heap shm"
 
 

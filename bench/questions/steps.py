@@ -248,7 +248,7 @@ def measure(run: Run) -> Iterator[Figure]:
 
 
 def why_not(settings: Settings) -> str | None:
-    """It is about two processes."""
+    """Why this question cannot be asked: it is about two processes."""
     return shm.why_not() if "shm" in settings.heaps else "it needs --heap shm"
 
 

@@ -105,7 +105,7 @@ def sizes(settings: Settings) -> list[int]:
 
 
 def why_not(settings: Settings) -> str | None:
-    """It is about large objects between two processes."""
+    """Why this question cannot be asked: it is about large objects between two processes."""
     if not sizes(settings):
         return f"none of --sizes is {show_size(LEAST)} or more"
     return shm.why_not() if "shm" in settings.heaps else "it needs --heap shm"

@@ -99,7 +99,7 @@ def bare_latencies(run: Run) -> dict[str, Durations]:
 
 
 def repetition(run: Run, heap: str, alloc: str) -> dict[str, Durations]:
-    """By the segment into which the objects go."""
+    """Measure by the segment into which the objects go."""
     puts = 2 * run.settings.idle_puts
     with run.worlds.open(heap, alloc, HEAP_BYTES, page_bytes=PAGE_BYTES) as world:
         return {name: latencies(world, puts, segment) for name, segment in SEGMENTS.items()}

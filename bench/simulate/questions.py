@@ -48,7 +48,7 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class RowAnswer:
-    """Of one row.
+    """What was simulated of one row.
 
     Attributes:
         idle: the world with next to nothing to do.

@@ -139,7 +139,7 @@ def _grouped(rows: list[list[str]]) -> Iterator[list[list[str]]]:
 
 
 def _ratio_name(beside: Beside) -> str:
-    """Of the column: "/ copy_", or "ratio to 1,000 objects", whose second half goes into the title."""
+    """The name of the column: "/ copy_", or "ratio to 1,000 objects", whose second half goes into the title."""
     if beside is None:
         return ""
     short = f"/ {show_axis(*beside)}"

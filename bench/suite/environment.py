@@ -50,7 +50,7 @@ def commit() -> str | None:
 
 
 def child_environment() -> dict[str, str]:
-    """For child processes, run with -P: they import the same modules as this one, from any working directory."""
+    """The environment of child processes, run with -P: from any folder they import the modules of this one."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in (str(_ROOT), *sys.path) if path)}
 
 

@@ -118,7 +118,7 @@ def _legend(axes: Axes) -> None:
 
 
 def _inlined(svg: str) -> str:
-    """Without what a page has already, in the page's colour of text; ids that nothing refers to would clash."""
+    """The drawing without what a page has already, in the page's colour of text; unused ids would clash."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
     svg = re.sub(r' id="[\w.]+_\d+"', "", svg)

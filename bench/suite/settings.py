@@ -53,7 +53,7 @@ class Settings:
 
 
 def quick(settings: Settings) -> Settings:
-    """The same with small counts: shows that everything works; the figures mean little."""
+    """Settings with small counts: they show that everything works; the figures mean little."""
     small = replace(settings, rounds=50, repeats=2, ring_bytes=32 * MIB, idle_puts=5)
     return replace(small, objects=5000, pages=1024, pairs=20_000)
 

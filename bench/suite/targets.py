@@ -57,7 +57,7 @@ class Target:
         return None if self.median is None else bool(compare(self.median, self.limit))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The target as JSON has it."""
         return {
             "what": self.what,
             "limit": self.limit,
@@ -183,7 +183,7 @@ def _divided(above: Figure, below: Figure, name: str) -> list[float]:
 
 
 def _worst(what: str, sign: str, limit: float, unit: str, found: list[list[float]], question: str) -> Target:
-    """Of several figures the one that is furthest on the wrong side; if one was not measured, none was."""
+    """The one of several figures that is furthest on the wrong side; if one was not measured, none was."""
     values: list[float] = []
     if found and all(found):
         values = (max if sign == "≤" else min)(found, key=statistics.median)

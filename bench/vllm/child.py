@@ -166,7 +166,7 @@ class Child:
         return self._preemptions
 
     def stats(self) -> list[dict[str, Any]]:
-        """Of each worker the statistics of its cache."""
+        """The statistics of each worker's cache."""
         return self._each_worker(worker_stats)
 
     def alter(self, every: int = 1) -> int:
@@ -209,7 +209,7 @@ class Child:
         return timed
 
     def steps(self) -> list[tuple[float, float]]:
-        """Of each step since the last call: its seconds, and those inside of the connector."""
+        """The seconds of each step since the last call, and those inside of the connector."""
         steps, self._steps = self._steps, []
         return steps
 
@@ -227,7 +227,7 @@ class Child:
 
 
 def _logprobs(steps: Any) -> list[dict[int, float]]:
-    """Of each step: token -> logarithm of its probability."""
+    """The logarithms of probabilities of each step, by token."""
     return [{token: each.logprob for token, each in step.items()} for step in steps or () if step is not None]
 
 

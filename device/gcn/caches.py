@@ -43,7 +43,7 @@ class CachedStore:
         return self.span[0] < end and first < self.span[1]
 
     def completed(self) -> None:
-        """It has reached the cache: a writeback takes it along."""
+        """Note that the store has reached the cache: a writeback takes it along."""
         self.complete = True
 
 

@@ -67,7 +67,7 @@ class Driver:
 
 
 def _init_handles(self: Any) -> None:
-    """In place of CompiledKernel._init_handles: the "module" is the text."""
+    """Stands in for CompiledKernel._init_handles: the "module" is the text."""
     if self.module is not None:
         return
     signature = dict(self.src.signature)

@@ -33,12 +33,12 @@ class ObjectCode(NamedTuple):
     code: bytes
 
     def packed(self) -> bytes:
-        """As bytes, for a file."""
+        """The library as bytes, for a file."""
         return json.dumps([self.names, self.needs]).encode() + b"\n" + self.code
 
     @staticmethod
     def unpacked(raw: bytes) -> "ObjectCode":
-        """Of `packed`."""
+        """The library that `packed` made bytes of."""
         head, _, code = raw.partition(b"\n")
         names, needs = json.loads(head)
         return ObjectCode(names, needs, code)

@@ -56,7 +56,7 @@ class What(NamedTuple):
 
     @staticmethod
     def of(nbytes: int, descriptor: Descriptor) -> "What":
-        """With a record of its own."""
+        """A request with a record of its own."""
         words = np.array((nbytes, *descriptor), np.int64)
         return What(nbytes, descriptor, int(words.ctypes.data), words)
 

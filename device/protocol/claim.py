@@ -182,7 +182,7 @@ def stop_copy(world: World, entry: tl.int64, state: tl.int64) -> Any:
 
 @triton.jit
 def has_no_copy(world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, i: tl.int64) -> Any:
-    """For a producer: give up the copy that the i-th entry leads to. False if it is READY."""
+    """Give up, for a producer, the copy that the i-th entry leads to. False if it is READY."""
     entry = load64(candidate_at(world, seg, key_hash, i), "relaxed")
     gone = i == i
     if is_copy(entry) & has_tag(entry, key_check):

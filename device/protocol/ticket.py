@@ -109,7 +109,7 @@ def add_part(ticket: tl.int64, part: tl.int64) -> None:
 
 @triton.jit
 def whole_sum(ticket: tl.int64) -> Any:
-    """For the last CTA: the sum of all parts."""
+    """The sum of all parts, for the last CTA."""
     return load64(ticket + T_SUM, "relaxed")
 
 
@@ -125,7 +125,7 @@ def is_last(ticket: tl.int64, parts: tl.int64) -> Any:
 
 @triton.jit
 def is_spoiled(ticket: tl.int64, parts: tl.int64) -> Any:
-    """For the last of `parts` CTAs: whether some part was not done."""
+    """Whether some part was not done, for the last of `parts` CTAs."""
     spoiled = parts > 1
     if spoiled:
         spoiled = load64(ticket + T_SPOILED, "relaxed") != 0
@@ -134,7 +134,7 @@ def is_spoiled(ticket: tl.int64, parts: tl.int64) -> Any:
 
 @triton.jit
 def clear(ticket: tl.int64, parts: tl.int64) -> None:
-    """For the last CTA: make all words before the answer zero. The end of the launch makes that visible to the next.
+    """Make all words before the answer zero: the last CTA does. The end of the launch makes that visible to the next.
 
     One CTA alone has changed none of them, except the sum.
     """

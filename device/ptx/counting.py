@@ -61,7 +61,7 @@ _NO_RESULT = (
 
 @dataclass
 class WarpCounts:
-    """Of one warp. An instruction counts once, for however many lanes; an access only if a lane makes it.
+    """Counts of one warp. An instruction counts once, for however many lanes; an access only if a lane makes it.
 
     Attributes:
         calls: of functions that are out of line.

@@ -119,7 +119,7 @@ class HostMemory(Memory):
         return int(expected.value)
 
     def _plain(self, access: Access, place: int, operands: Sequence[int]) -> int:
-        """Without another thread in between only because no other one writes there."""
+        """Exchange a word; no other thread comes in between only because no other one writes there."""
         view = self._views[access.size]
         old = int(view[place])
         view[place] = atomically(access, old, operands)

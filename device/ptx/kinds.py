@@ -53,7 +53,7 @@ def is_float(kind: str) -> bool:
 
 
 def full(value: int, dtype: np.dtype[Any]) -> Array:
-    """The same word in all lanes, as bits: read-only."""
+    """A word that is the same in all lanes, as bits: read-only."""
     made: Array = np.full(LANES, value % (1 << 8 * dtype.itemsize), UNSIGNED[dtype.itemsize]).view(dtype)
     made.flags.writeable = False
     return made

@@ -61,7 +61,7 @@ def _groups(members: Array, lanes: Array | None) -> Iterator[Array]:
 
 
 def by_group(of: Callable[[Array], Any], members: Array, lanes: Array | None, dtype: Any) -> Array:
-    """For each lane what `of` makes of the lanes with which it takes part."""
+    """What `of` makes, for each lane, of the lanes with which it takes part."""
     if lanes is None and min(members.tolist()) == FULL:
         return np.full(LANES, of(ALL), dtype)
     made = np.zeros(LANES, dtype)

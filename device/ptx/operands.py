@@ -147,5 +147,5 @@ class Instruction:
 
     @property
     def about(self) -> str:
-        """For messages."""
+        """The instruction as messages name it."""
         return f"{self.function}, line {self.line}: `{self.text}`" + (f" ({self.where})" if self.where else "")

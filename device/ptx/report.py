@@ -35,7 +35,7 @@ class LaunchCounts(NamedTuple):
 
     @classmethod
     def of(cls, operation: str, kernel: str, warps: "Sequence[Warp]") -> "LaunchCounts":
-        """Of the warps of a launch, all of which were counted."""
+        """The counts of the warps of a launch, all of which were counted."""
         counts = [warp.counter.counts for warp in warps if warp.counter is not None]
         most = WarpCounts()
         for each in counts:

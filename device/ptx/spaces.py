@@ -26,7 +26,7 @@ def _aligned(w: "Warp", access: Access, addresses: Array, width: int) -> None:
 
 
 def _space(w: "Warp", addresses: Array) -> str:
-    """Of generic addresses: those of one instruction are all in one space."""
+    """The space of generic addresses: those of one instruction are all in one."""
     spaces = {
         "global" if at < SHARED_WINDOW else "shared" if at < LOCAL_WINDOW else "local" for at in addresses.tolist()
     }

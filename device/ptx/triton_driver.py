@@ -84,7 +84,7 @@ def _flattened(name: str, kind: Any, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 class _Driver:
-    """In place of Triton's CUDA driver."""
+    """Stands in for Triton's CUDA driver."""
 
     launcher_cls = _Launcher
 

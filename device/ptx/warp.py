@@ -198,7 +198,7 @@ class Warp:
 
     # what goes wrong
     def where(self) -> str:
-        """For messages."""
+        """The place of this warp as messages name it."""
         return f"CTA {self.cta.place}, warp {self.number}, {self.about}"
 
     def found(self, what: str, about: str) -> None:

@@ -103,7 +103,7 @@ class Exhaustive:
         return {task: access for task, access in asleep.items() if not _depends(access, done) and task != node.chosen}
 
     def _find_races(self) -> None:
-        """For each race, have a task tried at its first access that can bring the second one before it."""
+        """Have, for each race, a task tried at its first access that can bring the second one before it."""
         events: list[_Event] = []
         for node in self._path[: self._depth]:
             if not node.count:

@@ -45,7 +45,7 @@ class WeakOrdering(NamedTuple):
         return f"{self.function.fn.__name__}#{self.call}:{self.was}>{self.weaker}"
 
     def replaced(self) -> dict[Any, Any]:
-        """For `Simulation`."""
+        """The functions that are replaced, as `Simulation` takes them."""
         tree = _tree(self.function)
         _ordered_calls(tree)[self.call].args[-1] = ast.Constant(self.weaker)
         return {self.function.fn: _compiled(self.function, ast.unparse(ast.fix_missing_locations(tree)))}

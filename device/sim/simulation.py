@@ -71,7 +71,7 @@ class InTasks(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the code, in strings that replay executions."""
+        """The name of the code, in strings that replay executions."""
 
     def __call__(self, simulation: "Simulation", device_function: Any) -> Callable[..., Any]:
         """A device function of a simulation, with what is `replaced` there, and its `constants`."""
@@ -259,7 +259,7 @@ class Simulation:
         return late
 
     def decide_order(self, count: int) -> int:
-        """In which of `count` orders a transfer moves its words; as they lie is the plain outcome."""
+        """Decide in which of `count` orders a transfer moves its words; as they lie is the plain outcome."""
         self.choosing_order = True
         order = self.decide(count)
         self.choosing_order = False

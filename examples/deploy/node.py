@@ -34,7 +34,7 @@ def size(text: str) -> int:
 
 
 def arguments() -> argparse.Namespace:
-    """Of the command line."""
+    """Read the command line."""
     usual = ClusterOptions(node="x")
     parser = argparse.ArgumentParser(prog="python -m examples.deploy.node", description=__doc__.split("\n")[0])
     parser.add_argument("registry", help="etcd://host:port/name, or file:///folder")

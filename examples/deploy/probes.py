@@ -88,7 +88,7 @@ class Probes:
         return ""
 
     def metrics(self) -> str:
-        """In Prometheus' text format."""
+        """The metrics in Prometheus' text format."""
         cluster = self._cluster
         stats: dict[str, Any] = {}
         if cluster is not None:

@@ -203,7 +203,7 @@ class ProducerAllocation:
         return may and self._machine.evict_pages(owner, 1, 1, now_ns())[1] > 0
 
     def _put_backed(self, owner: int, key: KeyDigest, src: int, what: What) -> int:
-        """As `Machine.put_now`, but for pages without memory."""
+        """Put as `Machine.put_now` does, but for pages without memory."""
         assert self.backing is not None
         if self.backing.is_ready(owner, what.nbytes):
             return self._machine_put(owner, key, src, what)

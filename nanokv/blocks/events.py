@@ -47,7 +47,7 @@ class KvEvent:
 
     @property
     def position(self) -> int:
-        """Of the block in its sequence."""
+        """The place of the block in its sequence."""
         return self.sequence_hash.position
 
 

@@ -117,7 +117,7 @@ class BlockHandle(BlockView):
 
     @property
     def state(self) -> BlockState:
-        """Of the block; once the handle has lost it, the last one."""
+        """The state of the block; once the handle has lost it, the last one."""
         return self._state
 
     @property
@@ -280,7 +280,7 @@ class CompleteBlock(BlockHandle):
 
     @property
     def sequence_hash(self) -> SequenceHash:
-        """Of its tokens and all before them."""
+        """The hash of the block's tokens and all before them."""
         return self.token_block.sequence_hash
 
     def register(self) -> "ImmutableBlock":
@@ -479,7 +479,7 @@ class BlockManager:
         return None if found is None else found[0]
 
     def allocate_blocks_with_evictions(self, count: int) -> tuple[list[MutableBlock], list[SequenceHash]] | None:
-        """As `allocate_blocks`; also the sequence hashes of the registered blocks that were evicted for it."""
+        """Allocate as `allocate_blocks`; also tell the sequence hashes of the blocks that were evicted for it."""
         count, evicted = integer("count", count, 0), list[SequenceHash]()
         with self._entered():
             for _ in range(_TRIES):

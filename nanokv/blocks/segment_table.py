@@ -148,7 +148,7 @@ class FirstInFirstOut:
 
 
 def by_priority(table: Table) -> Numbers:
-    """By priority, low first; within one by the last use."""
+    """Sort by priority, low first; within one by the last use."""
     ranks = np.empty(len(table.last_use), np.int64)
     ranks[np.lexsort((table.last_use, table.priority))] = np.arange(len(ranks))
     return ranks

@@ -156,7 +156,7 @@ class NanoKVCache:
                 self._lose(partial(CacheClosed, f"rank {self._rank} of {self._name!r} was closed"))
 
     def disown(self, process: int) -> None:
-        """In a child of a fork: this cache is that of its parent, `process`, and cannot be used here."""
+        """Give up, in a child of a fork, a cache that is that of its parent, `process`, and cannot be used here."""
         if not self.closed:
             self.engine.disown(process)
             self._lose(partial(forked, process))

@@ -30,7 +30,7 @@ def change_terms(machine: Machine, allocation: Allocation, key: KeyDigest, chang
 
 
 def _change(machine: Machine, place: Place, change: TermsChange) -> bool:
-    """As `change_terms`, for the object at a place; False if it is gone, or is being read at this moment."""
+    """Change the terms of the object at a place; False if it is gone, or is being read at this moment."""
     if change.group is None and change.until is None:
         return machine.renew(place, change.without, change.access)
     status, line = machine.pin(place)

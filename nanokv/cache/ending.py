@@ -23,7 +23,7 @@ class Forked(NanoKVError):
 
 
 class Gone:
-    """In the place of a part of a cache that cannot be used any more: every use raises.
+    """Stands in for a part of a cache that cannot be used any more: every use raises.
 
     Calls that were under way in other threads have the part itself, which lives until they end.
     """
@@ -45,7 +45,7 @@ class OwnedCache(Protocol):
     """A cache, as this module sees it."""
 
     def disown(self, process: int) -> None:
-        """In a child of a fork: the cache belongs to its parent, `process`."""
+        """Give up, in a child of a fork, a cache that belongs to its parent, `process`."""
         ...
 
 

@@ -178,7 +178,7 @@ class Engine:
         return lambda: self._leaving.remove(leave) if leave in self._leaving else None
 
     def disown(self, process: int) -> None:
-        """In a child of a fork: the engine is that of its parent, `process`, and cannot be used here."""
+        """Give up, in a child of a fork, an engine that is that of its parent, `process`, and cannot be used here."""
         self.is_open, self._forked_from = False, process
         disown(self.machine, process)  # for those who have it from us
 
@@ -195,7 +195,7 @@ class Engine:
             raise self.closed_error()
 
     def check_waits(self) -> None:
-        """For what waits for room: raise CacheClosed where the end has begun."""
+        """Raise CacheClosed, to what waits for room, where the end has begun."""
         self.check_open()
         self.room.check()
 

@@ -42,7 +42,7 @@ def show_progress(events: Iterable[Event], names: list[str], seconds: float) -> 
 
 
 def _show_bar(console: Console, events: Iterable[Event], names: list[str], seconds: float) -> Iterator[Row]:
-    """The same on a terminal, in one line that changes."""
+    """Show the progress on a terminal, in one line that changes."""
     shown = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*shown, console=console, transient=True) as bar:
         task = bar.add_task("starting")

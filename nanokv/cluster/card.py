@@ -80,7 +80,7 @@ class Card:
         return WorldId(self.node, b"".join(self.controls))
 
     def sealed(self, secret: bytes) -> bytes:
-        """As bytes, for the registry."""
+        """The card as bytes, for the registry."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         values |= {
             "layout": layout_hash(),

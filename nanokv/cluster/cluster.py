@@ -433,7 +433,7 @@ class NanoKVCluster:
         return np.concatenate([self._remove_some(node, part, patience) for part in parts])
 
     def _remove_some(self, node: Node, keys: Words, patience: Patience) -> Words:
-        """As `_remove_each`, for as many keys as one message has."""
+        """Remove as `_remove_each` does, as many keys as one message has."""
         to, timeout, begun = node.member(), patience.left(node.name), time.monotonic()
         try:
             body = self.member.asker.ask(
@@ -819,7 +819,7 @@ class NanoKVCluster:
             self.world.engine.check_open()  # this is a child of a fork, and the threads and sockets are its parent's
 
     def _check_stays(self) -> None:
-        """For what waits: raise CacheClosed also when the program ends."""
+        """Raise CacheClosed, to what waits, also when the program ends."""
         self._check_open()
         self.world.engine.check_waits()
 

@@ -25,5 +25,5 @@ class MemberCounts:
         self.remote_bytes_tx += nbytes
 
     def as_dict(self) -> dict[str, int]:
-        """By name."""
+        """The counts by name."""
         return asdict(self)

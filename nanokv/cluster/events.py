@@ -157,7 +157,7 @@ class Events:
 
     # --- out ---
     def _tell(self, events: Sequence[Event]) -> None:
-        """On the poller's thread."""
+        """Tell the others, on the poller's thread."""
         for start in range(0, len(events), MOST_EVENTS):
             rows = rows_of(events[start : start + MOST_EVENTS], self._geometry)
             if len(rows):

@@ -34,7 +34,7 @@ def numbers_message(numbers: Sequence[int]) -> bytes:
 
 
 def numbers_of(body: bytes) -> list[int]:
-    """Of `numbers_message`.
+    """The numbers in a `numbers_message`.
 
     Raises:
         BadMessage: it is no such message.

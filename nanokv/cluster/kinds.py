@@ -4,7 +4,7 @@ from enum import IntEnum
 
 
 class Kind(IntEnum):
-    """Of a message. Stored in messages: never renumber them."""
+    """The kind of a message. Stored in messages: never renumber them."""
 
     PULL = 1  #: `pull_message`
     REMOVE = 2  #: digests, 16 bytes each; the answer is a status each, 8 bytes

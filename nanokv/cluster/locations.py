@@ -76,7 +76,7 @@ class Locations:
         return self._names[self._node_of(self._address, self._mask, key[0], key[1])] or None
 
     def nodes_of(self, keys: Words) -> tuple[Words, list[str]]:
-        """For each key (int64 [n, 2]) the place of that node in a list of names; 0: none is known."""
+        """The place of each key's node (int64 [n, 2]) in a list of names; 0: none is known."""
         found = np.empty(len(keys), np.int64)
         self._code["nodes_of"](self._address, self._mask, keys.ctypes.data, len(keys), found.ctypes.data)
         return found, self._names

@@ -65,7 +65,7 @@ class MessagePart(Protocol):
 
 
 class Figures:
-    """Of one member.
+    """The figures of one member.
 
     Args:
         counts: what it has done with other nodes.
@@ -83,7 +83,7 @@ class Figures:
         self._counting += counting
 
     def as_dict(self) -> dict[str, int]:
-        """By name. Each reason for which messages are refused or dropped has a name of its own, though it be 0."""
+        """The figures by name. Each reason for which messages are refused or dropped has a name, though it be 0."""
         late = {
             "late_reads": self._staging.late,
             "late_pulls": self._puller.late,

@@ -43,7 +43,7 @@ class Node:
 
     @property
     def cards(self) -> list[Card]:
-        """Of its members, the lowest rank first."""
+        """The cards of its members, the lowest rank first."""
         return [card for _, card in sorted(self._cards.items())]
 
     @property
@@ -53,7 +53,7 @@ class Node:
 
     @property
     def geometry(self) -> Geometry:
-        """Of its segments.
+        """The geometry of its segments.
 
         Raises:
             PeerLost: it has left.
@@ -242,7 +242,7 @@ class Nodes:
 
     @property
     def names(self) -> Sequence[str]:
-        """Of all nodes, this one too, ascending."""
+        """The names of all nodes, this one too, ascending."""
         return self.homes[0].nodes
 
     def others(self) -> list[Node]:

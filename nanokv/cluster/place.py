@@ -19,7 +19,7 @@ LOOPBACK_DEVICE = "lo"
 
 @functools.cache
 def here() -> str:
-    """Of this process: its kernel, and its network namespace; "": it is not known."""
+    """The place of this process: its kernel, and its network namespace; "": it is not known."""
     try:
         return f"{_BOOT.read_text().strip()} {_NETWORK.stat().st_ino}"
     except OSError:

@@ -51,13 +51,13 @@ class Question(NamedTuple):
     brought: bytes = b""
 
     def packed(self) -> bytes:
-        """As bytes."""
+        """The message as bytes."""
         head = (len(self.pulls), len(self.card), self.ticket, self.number, int(self.timeout * 1e6), len(self.brought))
         return b"".join((np.array([head], HEAD.dtype).tobytes(), self.card, self.pulls.tobytes(), self.brought))
 
     @staticmethod
     def unpacked(body: bytes) -> "Question":
-        """Of `packed`.
+        """The message that `packed` made bytes of.
 
         Raises:
             BadMessage: it is no such message.

@@ -123,7 +123,7 @@ class Pull:
         return None
 
     def _make_room(self) -> bytes | None:
-        """As a put from the host does. Where that takes long, what has no room by half of the time has none."""
+        """Make room as a put from the host. Where that takes long, what has no room by half of the time has none."""
         now = time.monotonic()
         end = now + _TURN
         while self._full and now < self._room_ends:
@@ -299,7 +299,7 @@ class Puller:
         return Pull(self, sender, question, peer)
 
     def over(self, sender: Sender, numbers: Sequence[int]) -> list[bool]:
-        """Of questions that a producer has given up, whether this node reads no byte for them, nor ever will."""
+        """Whether this node reads no byte, nor ever will, for each question that a producer has given up."""
         self.look_at_late()
         with self._lock:
             known = self._producer(sender)

@@ -14,7 +14,7 @@ def relative(terms: Terms, now: int) -> Terms:
 
 
 def absolute(terms: Terms, now: int) -> Terms:
-    """Of `relative`, on a host whose clock shows `now` (ns)."""
+    """The times of which `relative` made distances, on a host whose clock shows `now` (ns)."""
     return _moved(terms, now)
 
 

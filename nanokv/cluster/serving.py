@@ -45,7 +45,7 @@ class Handlers:
         self._checking: _InThread | None = None
 
     def handlers(self) -> Mapping[int, Handler]:
-        """By the kind of message."""
+        """The handlers, by the kind of message."""
         return {
             Kind.PULL: self._puller.handle,
             Kind.REMOVE: self._remove,

@@ -44,7 +44,7 @@ class FoundObject:
     seconds_left: float | None  #: until its owner removes it; None: it has no time to live
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """The object as plain data."""
         return asdict(self)
 
     def lines(self, size: Callable[[int], str]) -> Iterator[tuple[str, str]]:

@@ -90,7 +90,7 @@ class Look:
 
     @cached_property
     def slot_lists(self) -> dict[int, tuple[list[int], str | None]]:
-        """By shard, each free list of header slots that is not empty: its slots in order, and why it is broken."""
+        """Each free list of header slots that is not empty, by shard: its slots in order, and why it is broken."""
         links = unpack("LINK", "next", self.header_links).tolist()
         return {shard: walk(head, links) for shard, head in nonempty(self.ctl["hdr_free"][0])}
 
@@ -147,7 +147,7 @@ def field(word: str, name: str, values: Any) -> Numbers:
 
 
 def nonempty(heads: Words) -> list[tuple[int, int]]:
-    """Of a row of LIST words, those whose list has a node: (shard, word). Of hundreds, most have none."""
+    """Those of a row of LIST words whose list has a node: (shard, word). Of hundreds, most have none."""
     return [(shard, int(heads[shard])) for shard in np.flatnonzero(unpack("LIST", "node", heads)).tolist()]
 
 
@@ -220,7 +220,7 @@ class WorldLook:
         return self.alive is not None and incarnation > 0 and not self.alive(rank, incarnation)
 
     def producer_ended(self, producer: int) -> bool:
-        """The same for PRODUCER bits."""
+        """Whether the rank that PRODUCER bits name has ended."""
         return self.ended(*producer_of(producer))
 
     def rank_ended(self, rank: int) -> bool:

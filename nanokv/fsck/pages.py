@@ -23,7 +23,7 @@ class _Places:
         self._all.append((owner, first, size))
 
     def counts(self) -> Numbers:
-        """In how many places each page is."""
+        """How many places each page is in."""
         return np.cumsum(self._changes)[:-1]
 
     def owners(self, page: int) -> str:

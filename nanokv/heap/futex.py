@@ -110,7 +110,7 @@ class WorldBell:
 
     @property
     def for_native_code(self) -> Bell | None:
-        """The same for `Machine.waits_on`; None where this system cannot sleep on a word."""
+        """The bell as `Machine.waits_on` takes it; None where this system cannot sleep on a word."""
         number = system_call_number()
         return None if number is None else Bell(self._address, number)
 

@@ -100,7 +100,7 @@ class LockFile:
         return True
 
     def _disown(self) -> None:
-        """In a child of a fork: the locks are the parent's. The mutex may be held by a thread that the child lacks."""
+        """Forget, in a child of a fork, the parent's locks. The mutex may be held by a thread that the child lacks."""
         self._mutex = threading.Lock()
         self.close()
 

@@ -76,7 +76,7 @@ class ProcessHeap:
         return self._leave.alive if rank == self.rank else self._file.locks.held(rank)
 
     def peer_closed(self, rank: int) -> bool:
-        """As `Heap.peer_closed`; the end of a process is seen LIVENESS_SECONDS later at the most."""
+        """Answer as `Heap.peer_closed`; the end of a process is seen LIVENESS_SECONDS later at the most."""
         now = monotonic()
         if now < self._trusted_until[rank] and not self._closed[rank][0]:
             return False

@@ -37,7 +37,7 @@ class Digests(Sequence[KeyDigest]):
 
     @classmethod
     def own(cls, words: npt.NDArray[np.int64], tag: int | None = None) -> "Digests":
-        """Of an array, int64 [n, 2], contiguous, that nothing else will change."""
+        """The digests in an array, int64 [n, 2], contiguous, that nothing else will change."""
         made = cls.__new__(cls)
         made._take(words, tag)
         return made

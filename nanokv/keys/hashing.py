@@ -87,7 +87,7 @@ class Hasher:
         return self._mine(Digests.own(words.reshape(-1, 2)))
 
     def _each_raw(self, raws: Sequence[bytes]) -> Digests:
-        """As `__call__`, which has the format, for many at once."""
+        """Hash many keys at once as `__call__`, which has the format."""
         prefix = self.prefix
         halves = np.frombuffer(b"".join([_xxh3_128(prefix + raw) for raw in raws]), ">i8").reshape(-1, 2)
         words = np.empty((len(raws), 2), np.int64)

@@ -56,7 +56,7 @@ class Identity:
             raise InvalidArgument("model must not be empty")
 
     def with_layout(self, layout: KVLayout | None) -> "Identity":
-        """The same identity with another layout."""
+        """The same identity, but for its layout."""
         return replace(self, layout=layout)
 
     def texts(self) -> list[str]:

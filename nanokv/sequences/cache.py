@@ -230,7 +230,7 @@ class KVCache:
 
     @contextmanager
     def pin(self, request_id: str) -> Iterator[None]:
-        """In a `with` block the sequence stays where it is, so its views stay true. Any number of threads may pin it.
+        """Hold the sequence where it is in a `with` block: its views stay true. Any number of threads may pin it.
 
         What would move or free it raises ObjectPinned, and an eviction takes another one.
 
@@ -326,7 +326,7 @@ class KVCache:
             return kept
 
     def token_positions(self, request_id: str) -> list[int]:
-        """Of each token of a sequence, the place that it had when it was appended, dropped tokens counted."""
+        """The place that each token of a sequence had when it was appended, dropped tokens counted."""
         with self.table.locked(request_id) as sequence:
             return sequence.positions.tolist()
 
@@ -382,7 +382,7 @@ class KVCache:
         return self._extents.arena.allocator.free_blocks() == 0
 
     def get_fragmentation(self) -> float:
-        """As `KVBlockAllocator.fragmentation`."""
+        """The fragmentation, as `KVBlockAllocator.fragmentation` has it."""
         return self._extents.arena.allocator.fragmentation()
 
     def dump_cache_stats(self, stream: TextIO) -> None:
@@ -390,7 +390,7 @@ class KVCache:
         stream.write(cache_stats(self._extents.arena, self.table.listed()))
 
     def dump_block_map(self, stream: TextIO) -> None:
-        """As `KVBlockAllocator.dump_block_map`."""
+        """The map of blocks, as `KVBlockAllocator.dump_block_map` has it."""
         self._extents.arena.allocator.dump_block_map(stream)
 
     def _block(self, of: torch.Tensor, layer: int, block: int) -> torch.Tensor:

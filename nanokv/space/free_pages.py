@@ -54,7 +54,7 @@ class FreePages(NamedTuple):
         return int((self.sizes // size * size).sum()) + self.unused // size * size
 
     def joined_to(self, size: int) -> int:
-        """The same, once all free neighbours are joined and cut into the largest extents that fit."""
+        """The free pages once all free neighbours are joined and cut into the largest extents that fit."""
         left, found = self.runs, 0
         for pages in self.class_pages[::-1].tolist():
             found += int((left // pages).sum()) * (pages // size * size)
@@ -64,7 +64,7 @@ class FreePages(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def most_lost(class_pages: tuple[int, ...], size: int, pages: int) -> int:
-    """By how much `in_extents_of(pages)` falls at most when an extent of `size` is taken.
+    """How much `in_extents_of(pages)` falls at most when an extent of `size` is taken.
 
     The rest of an extent that is split is cut into the largest classes that fit, which may hold fewer of `pages`.
     """

@@ -229,7 +229,7 @@ def _parts(keys: Digests, places: Words) -> Iterator[tuple[Digests, Words]]:
 
 
 def _slices(count: int) -> Iterator[slice]:
-    """Of at most MOST items each."""
+    """Slices of at most MOST items each."""
     return (slice(start, start + MOST) for start in range(0, count, MOST))
 
 

@@ -27,7 +27,7 @@ class EngineLayers:
     """
 
     def __init__(self, layers: Sequence[torch.Tensor], kv_dim: int | None, device: torch.device) -> None:
-        """As for `NanoKVCache.paged_kv`.
+        """Take the arguments of `NanoKVCache.paged_kv`.
 
         Raises:
             InvalidArgument: not tensors of `device` that are alike, or no dimension `kv_dim` of K and V.
@@ -50,7 +50,7 @@ class EngineLayers:
             return None
 
     def layout(self) -> KVLayout:
-        """Of objects that hold all layers."""
+        """The layout of objects that hold all layers."""
         return layout_of(self.planes[0], len(self._all), self._layer_shape, self.per_layer)
 
     # --- the chosen layers ---
@@ -64,7 +64,7 @@ class EngineLayers:
         return descriptor_of(self.planes[0].dtype, torch.Size((len(layers), *self._layer_shape)))[1]
 
     def nbytes(self, layers: range) -> int:
-        """Of an object."""
+        """Bytes of an object."""
         return len(layers) * self.per_layer * self._plane_bytes
 
     # --- copies by torch ---

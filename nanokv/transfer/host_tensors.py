@@ -119,7 +119,7 @@ def _rows(tensor: Tensor) -> tuple[What, npt.NDArray[np.int64]] | None:
 
 
 def _is_contiguous(shape: torch.Size, strides: tuple[int, ...]) -> bool:
-    """As torch's is_contiguous: the stride of a dimension of one item means nothing."""
+    """Whether torch's is_contiguous would say so: the stride of a dimension of one item means nothing."""
     expected = 1
     for items, stride in zip(reversed(shape), reversed(strides), strict=True):
         if items != 1 and stride != expected:

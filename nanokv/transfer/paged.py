@@ -40,7 +40,7 @@ Digest = Callable[[Key], KeyDigest]
 
 
 class Layouts:
-    """Of one PagedKV.
+    """The layouts of one PagedKV.
 
     Args:
         own: the layout of its objects, of all layers, as the tensors have it.

@@ -71,7 +71,7 @@ def table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def shown(cell: Cell) -> str:
-    """As a table has it."""
+    """A value as a table has it."""
     if isinstance(cell, str):
         return cell
     return f"{cell:,}" if isinstance(cell, int) else number(cell)

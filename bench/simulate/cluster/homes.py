@@ -13,7 +13,7 @@ Words = npt.NDArray[np.int64]
 
 
 def names(nodes: int) -> list[str]:
-    """Of nodes, in the order in which they joined."""
+    """The names of nodes, in the order in which they joined."""
     return [f"node-{i}" for i in range(nodes)]
 
 

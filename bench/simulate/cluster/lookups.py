@@ -118,7 +118,7 @@ def _busiest(queues: Queues, count: int) -> tuple[str, float]:
 
 
 class CaseAnswer(NamedTuple):
-    """Of one case: idle, and where the busiest part of all nodes works a share `use` of its time.
+    """Latencies of one case: idle, and where the busiest part of all nodes works a share `use` of its time.
 
     Attributes:
         capacity: calls a second of each node at which that part works all the time.

@@ -15,7 +15,7 @@ ENVELOPE = HEADER_BYTES + MAC_BYTES + FRAME
 
 
 class Feed(NamedTuple):
-    """Of one member, whose node has `puts` a second.
+    """The events of one member, whose node has `puts` a second.
 
     Attributes:
         followers: members of other nodes.

@@ -198,7 +198,7 @@ def namespaces(name: str, hosts: Sequence[str]) -> Iterator[LabLayout]:
 
 @contextlib.contextmanager
 def loopback(name: str, hosts: Sequence[str], *, own_session: bool = True) -> Iterator[LabLayout]:
-    """The same hosts on loopback: no namespaces, and no root needed.
+    """Lay the hosts out on loopback: no namespaces, and no root needed.
 
     Args:
         own_session: of etcd, see `Etcd`.
@@ -234,7 +234,7 @@ def _make_folder(name: str) -> Path:
 
 
 def _registry(name: str, folder: Path, address: str, port: int) -> str:
-    """Without etcd: a folder, which all hosts of this machine see."""
+    """The registry; where there is no etcd a folder, which all hosts of this machine see."""
     return f"etcd://{address}:{port}/{name}" if is_installed() else f"file://{folder}/members"
 
 

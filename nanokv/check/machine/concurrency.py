@@ -75,7 +75,7 @@ def check_at_rest(world: list[NanoKVCache]) -> None:
 
 
 def check_room(world: list[NanoKVCache]) -> None:
-    """Without objects, every segment has room for its largest one.
+    """Check that without objects every segment has room for its largest one.
 
     Raises:
         CheckFailure: one has not.

@@ -112,5 +112,5 @@ def compiled_hammers() -> Hammers:
 
 @cache
 def slow_hammers() -> Hammers:
-    """The same, lingering after each load."""
+    """Hammers that linger after each load."""
     return Hammers(slow_function(hammer, 6), slow_function(pin_hammer, 4))

@@ -150,7 +150,7 @@ def to_be_found(calls: Sequence[Call]) -> list[int]:
 
 
 def stored_for_good(calls: Sequence[Call], killed: int, ended: int) -> list[int]:
-    """Of `to_be_found`, the keys of objects that must be there: nobody has tried to remove them, and their node lives.
+    """The keys of `to_be_found` whose objects must be there: nobody has tried to remove them, and their node lives.
 
     Args:
         killed, ended: as of `Facts`.

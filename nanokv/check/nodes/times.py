@@ -15,7 +15,7 @@ Seen = dict[str, Any]  #: what the watcher of a node saw (`Watcher.as_dict`)
 
 @dataclass
 class FaultTimes:
-    """Of one fault, or the longest of several. Seconds; none where nothing of the kind was seen.
+    """Times of one fault, or the longest of several. Seconds; none where nothing of the kind was seen.
 
     Attributes:
         lost: from its begin until a call to a node that is cut off raised PeerLost: of each observer the first one.
@@ -44,7 +44,7 @@ class FaultTimes:
         self.others_lost += more.others_lost
 
     def as_note(self) -> str:
-        """For people."""
+        """The times in words, for people."""
         said = [
             text.format(max(found))
             for text, found in (
@@ -63,7 +63,7 @@ class FaultTimes:
         return "at most: " + ", ".join(said) if said else ""
 
     def as_numbers(self) -> dict[str, float]:
-        """For programs: the longest of each, and the 99th percentile of other calls, during the fault and before."""
+        """The longest of each, and the 99th percentile of other calls, during the fault and before, for programs."""
         names = ("lost", "left", "back", "refused", "others", "away")
         longest = {name: max(getattr(self, name)) for name in names if getattr(self, name)}
         most = {f"{name}_p99": p99(getattr(self, name)) for name in ("others", "calm") if getattr(self, name)}

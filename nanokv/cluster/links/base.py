@@ -33,7 +33,7 @@ Words = npt.NDArray[np.int64]
 
 
 class State(IntEnum):
-    """Of a transfer."""
+    """The state of a transfer."""
 
     MOVING = 0
     DONE = 1
@@ -46,7 +46,7 @@ def sealed_card(raw: bytes) -> bytes:
 
 
 def opened_card(card: bytes) -> bytes:
-    """Of `sealed_card`.
+    """The card that `sealed_card` made bytes of.
 
     Raises:
         LinkLost: the card is damaged.

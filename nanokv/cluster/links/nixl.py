@@ -36,7 +36,7 @@ _UCX = ("TCP_TX_SEG_SIZE=256k", "TCP_RX_SEG_SIZE=256k")
 
 
 def _parameters(devices: str, ports: str) -> dict[str, str]:
-    """Of NIXL's backend for UCX."""
+    """The parameters of NIXL's backend for UCX."""
     more = [] if devices == "all" else [f"NET_DEVICES={devices}"]
     more += [f"TCP_PORT_RANGE={ports}"] if ports else []
     return {"engine_config": ",".join((*_UCX, *more))}

@@ -181,7 +181,7 @@ class _Connection(http.client.HTTPConnection):
         self._patience, self._tls = patience, tls
 
     def connect(self) -> None:
-        """As that of the base, with TLS if it is wanted."""
+        """Connect as the base does, with TLS if it is wanted."""
         address = address_of(self.host, time.monotonic() + self._patience)
         made = socket.create_connection((address, self.port), self._patience)
         try:
@@ -214,7 +214,7 @@ class Stream:
         _interrupt(self._socket)
 
     def close(self) -> None:
-        """By the thread that iterates."""
+        """Close the stream. Called by the thread that iterates."""
         self._response.close()
         self._connection.close()
 

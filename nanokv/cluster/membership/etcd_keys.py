@@ -40,7 +40,7 @@ class KeyValue(NamedTuple):
 
 
 class Keys:
-    """Of one cluster."""
+    """The keys of one cluster."""
 
     def __init__(self, name: str) -> None:
         self.members = f"nanokv/{name}/members/"

@@ -82,7 +82,7 @@ class FolderScan:
             self._bury(member, seen, gone)
 
     def _bury(self, member: str, seen: _Seen, gone: bool) -> None:
-        """Of a member that shows no sign of life: find it dead, and later remove what it left."""
+        """Find a member that shows no sign of life dead, and later remove what it left."""
         age = self._age(seen.since)
         seen.dead = seen.dead or age > self._ttl
         if gone and seen.dead:

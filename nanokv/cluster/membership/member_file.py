@@ -35,7 +35,7 @@ class MemberFile(NamedTuple):
 
     @classmethod
     def of(cls, incarnation: str, beat: int, card: bytes) -> "MemberFile":
-        """For a card."""
+        """The file for a card."""
         return cls(incarnation, beat, card, zlib.crc32(card))
 
     def text(self) -> bytes:

@@ -59,7 +59,7 @@ class Reserve:
 
 
 def _errno_of(error: BaseException | None) -> int | None:
-    """Of an error, or of the one that caused it."""
+    """The errno of an error, or of the one that caused it."""
     while error is not None:
         if isinstance(error, OSError) and error.errno is not None:
             return error.errno

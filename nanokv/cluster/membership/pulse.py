@@ -14,7 +14,7 @@ logger = logging.getLogger("nanokv.cluster")
 
 
 class Pulse:
-    """Of one registry. It is heard by several parts (a lease, a watch); it is away while any of them fails.
+    """The pulse of one registry. It is heard by several parts (a lease, a watch); it is away while any of them fails.
 
     Args:
         what: names the registry in the log.

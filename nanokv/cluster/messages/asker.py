@@ -31,7 +31,7 @@ _CHUNK = 1 << 16  #: bytes: more would be memory that the allocator takes from t
 
 
 class Connection:
-    """It connects when it has something to send. `take` it before use, and `give_back` it.
+    """A connection that is made when there is something to send. `take` it before use, and `give_back` it.
 
     Args:
         wake: when it rings, who waits here stops waiting.
@@ -181,7 +181,7 @@ class Connection:
 
 
 def _ms_until(deadline: float) -> int:
-    """For a poll, which takes no more than 31 bits."""
+    """The milliseconds for a poll, which takes no more than 31 bits."""
     return min(max(0, math.ceil((deadline - time.monotonic()) * 1000)), 1 << 30)
 
 

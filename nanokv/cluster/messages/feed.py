@@ -25,7 +25,7 @@ from nanokv.errors import CacheClosed
 
 # --- what a follower has heard of one member: which messages come next, and whether any were missed ---
 class Sequence:
-    """Of one sender. Its events are numbered from 1, anew in each of its incarnations."""
+    """The events of one sender, numbered from 1, anew in each of its incarnations."""
 
     def __init__(self) -> None:
         self._incarnation = 0  # below any: nothing was heard

@@ -127,7 +127,7 @@ class Chunks:
         return read
 
     def _named(self, keys: Sequence[str], only_prefix: bool) -> dict[int, tuple[Form, str]]:
-        """By their places, how the chunks that are there are stored, and under which name."""
+        """How the chunks that are there are stored, and under which name, by their places."""
         named: dict[int, tuple[Form, str]] = {}
         for i, (key, form) in enumerate(zip(keys, self._forms_of(keys), strict=True)):
             if form is not None:

@@ -176,7 +176,7 @@ class NanoKVConnector(RemoteConnector):
         return self._or(False, lambda: self.chunks.exist([key.to_string()])[0])
 
     def support_batched_contains(self) -> bool:
-        """It does."""
+        """Tell that this connector does."""
         return True
 
     def batched_contains(self, keys: list[CacheEngineKey]) -> int:
@@ -184,7 +184,7 @@ class NanoKVConnector(RemoteConnector):
         return self._or(0, lambda: self.chunks.prefix(_names(keys)))
 
     def support_batched_async_contains(self) -> bool:
-        """It does."""
+        """Tell that this connector does."""
         return True
 
     async def batched_async_contains(self, lookup_id: str, keys: list[CacheEngineKey], pin: bool = False) -> int:
@@ -208,7 +208,7 @@ class NanoKVConnector(RemoteConnector):
         return (await self._get([key]))[0]
 
     def support_batched_get(self) -> bool:
-        """It does."""
+        """Tell that this connector does."""
         return True
 
     async def batched_get(self, keys: list[CacheEngineKey]) -> list[MemoryObj | None]:
@@ -216,7 +216,7 @@ class NanoKVConnector(RemoteConnector):
         return await self._get(keys)
 
     def support_batched_get_non_blocking(self) -> bool:
-        """It does."""
+        """Tell that this connector does."""
         return True
 
     async def batched_get_non_blocking(self, lookup_id: str, keys: list[CacheEngineKey]) -> list[MemoryObj]:
@@ -238,7 +238,7 @@ class NanoKVConnector(RemoteConnector):
         await self.batched_put([key], [memory_obj])
 
     def support_batched_put(self) -> bool:
-        """It does."""
+        """Tell that this connector does."""
         return True
 
     async def batched_put(self, keys: list[CacheEngineKey], memory_objs: list[MemoryObj]) -> None:
@@ -279,7 +279,7 @@ class NanoKVConnector(RemoteConnector):
         return await self._ask(partial(self._or, nothing, self._known.those_there), nothing)
 
     def support_ping(self) -> bool:
-        """It does."""
+        """Tell that this connector does."""
         return True
 
     async def ping(self) -> int:

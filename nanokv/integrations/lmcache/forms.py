@@ -102,7 +102,7 @@ def _named(shapes: Sequence[torch.Size], dtypes: Sequence[torch.dtype]) -> str:
 
 
 def format_of_layers(fmt: MemoryFormat, *, blending: bool) -> MemoryFormat:
-    """In which LMCache stores a layer, where it stores whole chunks in `fmt`."""
+    """The format in which LMCache stores a layer, where it stores whole chunks in `fmt`."""
     if fmt == MemoryFormat.KV_MLA_FMT:
         return fmt
     return MemoryFormat.KV_2TD if blending else MemoryFormat.KV_T2D

@@ -281,7 +281,7 @@ class BufferPool:
         return BufferLease(Loan(found[0], nbytes, found[1], self._give_back, self._drop))
 
     def buffer(self, size: int, block: bool | None = None, timeout: float | None = None) -> BufferLease:
-        """The same as `acquire`."""
+        """Acquire a buffer: another name of `acquire`."""
         return self.acquire(size, block, timeout)
 
     def prewarm(self, size: int, count: int) -> None:

@@ -422,7 +422,7 @@ class Objects:
 
 @lru_cache(_SMALL)
 def _raw(nbytes: int) -> What:
-    """So many bytes that are nothing but bytes. Made once: it is a record in memory."""
+    """The descriptor of so many bytes that are nothing but bytes. Made once: it is a record in memory."""
     return What.of(nbytes, RAW)
 
 

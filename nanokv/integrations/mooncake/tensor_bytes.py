@@ -201,7 +201,7 @@ def over(address: int, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
 
 
 def integers(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory, as integers of the same size."""
+    """The memory of a tensor as integers of the same size."""
     return tensor.view(_INTEGERS[tensor.dtype.itemsize])
 
 

@@ -32,7 +32,7 @@ class Parts(NamedTuple):
 
     @property
     def page_bytes(self) -> int:
-        """Of one page."""
+        """Bytes of one page."""
         return sum(self.sizes)
 
     def split(self, count: int) -> "list[Parts]":
@@ -81,7 +81,7 @@ class HostPages:
 
     @property
     def object_bytes(self) -> int:
-        """Of an object."""
+        """Bytes of an object."""
         return self.page_bytes // self._split
 
     def checked(self, host_indices: torch.Tensor | None, pages: int) -> torch.Tensor:

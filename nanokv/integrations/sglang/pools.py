@@ -68,7 +68,7 @@ class Pools:
         return pool
 
     def scopes(self) -> set[str]:
-        """Of all pools."""
+        """The scopes of all pools."""
         return {scope for pool in self._pools.values() for scope in (*pool.scopes, pool.flat)}
 
     # --- pages ---

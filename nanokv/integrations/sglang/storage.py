@@ -263,7 +263,7 @@ class NanoKVStorage(HiCacheStorage):
 
     @property
     def _kv_scopes(self) -> tuple[str, ...]:
-        """Of the objects of a page of KV, as SGLang stores them: by v1, or by the generic calls."""
+        """The scopes of the objects of a page of KV, as SGLang stores them: by v1, or by the generic calls."""
         pool = self.pools.find(KV)
         return pool.scopes if pool is not None and self._zero_copy else (self._flat,)
 

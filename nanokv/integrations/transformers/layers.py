@@ -48,7 +48,7 @@ class KeptSlidingLayer(DynamicSlidingWindowLayer):
         return keys[:, :, -visible:], values[:, :, -visible:]
 
     def crop(self, tokens_to_remove: int) -> None:
-        """As of a layer without a window: nothing was lost."""
+        """Crop as a layer without a window does: nothing was lost."""
         DynamicLayer.crop(self, tokens_to_remove)
         if self.is_initialized:
             self.cumulative_length = self.keys.shape[-2]

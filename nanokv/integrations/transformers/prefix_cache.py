@@ -69,7 +69,7 @@ def _tensor_state(tensor: Any) -> tuple[object, ...]:
 
 
 def _adapters(model: Any) -> list[tuple[object, ...]]:
-    """Of each layer with adapters (of peft) those that are active and merged, and whether they are switched off."""
+    """The adapters (of peft) of each layer that are active and merged, and whether they are switched off."""
     return [
         (tuple(layer.active_adapters), tuple(getattr(layer, "merged_adapters", ())), layer.disable_adapters)
         for layer in model.modules()
@@ -99,7 +99,7 @@ def _config_text(config: Any) -> str:
 
 
 def _digest(fields: Iterable[str]) -> bytes:
-    """Of some texts, each with its length, so that no two lists of texts are the same bytes."""
+    """The digest of some texts, each with its length, so that no two lists of texts are the same bytes."""
     parts = [text.encode("utf-8", "surrogatepass") for text in fields]
     return hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).digest()
 
@@ -342,7 +342,7 @@ class PrefixCache:
         return stored
 
     def _end(self, tokens: Sequence[int], least: int) -> int:
-        """Without the pads that `generate` appends to a row that has ended before the others."""
+        """The end of a row without the pads that `generate` appends when it has ended before the others."""
         end = len(tokens)
         while end > max(least, 0) and tokens[end - 1] in self._fillers:
             end -= 1
@@ -371,7 +371,7 @@ class PrefixCache:
 
 
 def _pads(config: Any) -> tuple[int | None, frozenset[int]]:
-    """Of a GenerationConfig: the token that `generate` takes for a pad in prompts, and those that it pads answers with.
+    """The token of a GenerationConfig that `generate` takes for a pad in prompts, and those that it pads answers with.
 
     An end token in a prompt is no pad; without a pad token, `generate` pads answers with an end token.
     """

@@ -62,7 +62,7 @@ class RowKeys:
 
 
 class Prefixes(Protocol):
-    """Of the `PrefixCache` that makes a PromptKV: for which model, and how its blocks are stored."""
+    """What a PromptKV knows of its `PrefixCache`: for which model it is, and how its blocks are stored."""
 
     model: Any
     eager: bool
@@ -272,7 +272,7 @@ class PromptKV(DynamicCache):
         self._unexpected = self._rows_are_beams = False
 
     def _forget_prompt(self) -> None:
-        """Of the prompt, and of the keys, what comes after the tokens that are held: another text may follow."""
+        """Forget what comes, in the prompt and its keys, after the tokens that are held: another text may follow."""
         self._prompt = self._prompt[:, : self.tokens_held]
         self._rows = [RowKeys(row.pads) for row in self._rows]
 

@@ -123,7 +123,7 @@ class ClusterLoads:
         held: range | None = None,
         source: KVLayout | None = None,
     ) -> Handle[list[NanoKVError | None]]:
-        """As `PagedKV.get_async`."""
+        """Get as `PagedKV.get_async` does."""
         return self._worker.submit(lambda: self._get(keys, blocks, layers, held, source))
 
     def _get(

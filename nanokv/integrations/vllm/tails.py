@@ -26,8 +26,10 @@ class Tails:
         self._hash = get_hash_fn_by_name(algorithm)
 
     def hash(self, request: "Request") -> bytes | None:
-        """Of the tokens before it, its own, and all else that vLLM's hashes depend on (adapter, salt, inputs other than
-        text). None if the prompt ends with a full block, or with one token more, which the reader computes anyway."""
+        """The hash of a tail: of the tokens before it, its own, and what vLLM's hashes depend on (adapter, salt, images).
+
+        None if the prompt ends with a full block, or with one token more, which the reader computes anyway.
+        """
         end = request.num_prompt_tokens
         blocks, rest = divmod(end, self._block_size)
         if rest <= 1 or len(request.block_hashes) < blocks:

@@ -290,7 +290,7 @@ def _heads(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _distinct(kv_caches: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Without the layers that share the cache of another one."""
+    """The layers without those that share the cache of another one."""
     first: dict[int, str] = {}
     for name, tensor in kv_caches.items():
         first.setdefault(tensor.data_ptr(), name)

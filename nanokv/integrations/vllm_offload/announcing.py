@@ -78,7 +78,7 @@ class Announcer:
             self._tell(block.key, removed=False)
 
     def _drop(self, block: _Block) -> None:
-        """It comes no more."""
+        """Forget what comes no more."""
         if self._stores.get(block.key) is block:
             del self._stores[block.key]
         for each in block.objects:

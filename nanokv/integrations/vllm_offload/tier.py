@@ -78,7 +78,7 @@ class Done:
         return 0 if self.job.is_promotion else len(self.job.keys) - len(self.stored) - len(self.known)
 
     def result(self, row_bytes: int) -> JobResult:
-        """As vLLM takes it."""
+        """The result as vLLM takes it."""
         failed = bool(self.lost) or self.refused > 0
         return JobResult(
             self.job.job_id,

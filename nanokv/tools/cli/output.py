@@ -15,7 +15,7 @@ _GAP = "  "
 
 
 def console() -> Console:
-    """Of stdout. In a file or a pipe no line is wrapped."""
+    """A console of stdout. In a file or a pipe no line is wrapped."""
     found = Console(markup=False, highlight=False)
     return found if found.is_terminal else Console(markup=False, highlight=False, width=10_000)
 

@@ -19,7 +19,7 @@ _BREACH, _LEFTOVERS = 1, 3
 
 
 def _names(incomplete: str) -> list[str]:
-    """Of worlds, for the shell to complete."""
+    """The names of worlds, for the shell to complete."""
     from nanokv.heap.shm_tools import list_worlds
 
     with suppress(NanoKVError):

@@ -56,7 +56,7 @@ def _store(kv: PromptKV, report: PrefillReport) -> None:
 
 
 def flip_byte(cache: NanoKVCache, key: bytes) -> None:
-    """For tests: change one bit of a stored block."""
+    """Change one bit of a stored block, for tests."""
     block = cache.get(key)
     flat: Any = block.view(torch.uint8).view(-1)
     flat[0] ^= 1

@@ -58,7 +58,7 @@ class Lru(Fifo):
 
 
 class Clock(Fifo):
-    """As FIFO; what was used since it was put, or since it was last spared, is spared once."""
+    """A FIFO in which what was used since it was put, or since it was last spared, is spared once."""
 
     def _touch(self, block: int) -> None:
         self._queue[block] = True
@@ -72,7 +72,7 @@ class Clock(Fifo):
 
 
 class Sieve(Policy):
-    """As CLOCK, but what is spared stays at its place, and a hand goes from old to new."""
+    """A CLOCK in which what is spared stays at its place, and a hand goes from old to new."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)

@@ -233,7 +233,7 @@ class _Producer:
 
 # --- the run ----------------------------------------------------------------------------------
 class OperationTimes(NamedTuple):
-    """Of one operation, in microseconds; None if there was none."""
+    """Times of one operation, in microseconds; None if there was none."""
 
     p50: float | None
     p99: float | None
@@ -257,7 +257,7 @@ class CapacityRow(NamedTuple):
         return max(self.policies, key=self.policies.__getitem__)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The row as JSON has it."""
         return self._asdict() | {"put_us": self.put_us._asdict(), "get_us": self.get_us._asdict()}
 
 

@@ -125,11 +125,11 @@ def compiled_record() -> Any:
 
 @cache
 def yielding_record() -> Any:
-    """The same, giving way after each load: others run in the middle of every operation, also on few cores."""
+    """Record while giving way after each load: others run in the middle of every operation, also on few cores."""
     return slow_function(record, 10, "give way")
 
 
 @cache
 def lingering_record() -> Any:
-    """The same, lingering after each load: a process that is killed is in the middle of an operation."""
+    """Record while lingering after each load: a process that is killed is in the middle of an operation."""
     return slow_function(record, 10)

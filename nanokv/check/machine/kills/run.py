@@ -214,7 +214,7 @@ class KillRounds:
 
     # --- exact counts ---
     def _count(self, before: list[SegmentUse], *, last: bool) -> None:
-        """With all ranks there and only the anchors left, as much is in use as before the first round."""
+        """Check that with all ranks there, and only the anchors left, as much is in use as before the first round."""
         world = self.world
         self._bring_back(list(world.away))
         world.clear()

@@ -167,7 +167,7 @@ class KillWorld:
         return [self._count(look) for look in looks]
 
     def counts_at_rest(self) -> list[SegmentUse]:
-        """The same, once every poller has consumed its ring."""
+        """The use of each segment once every poller has consumed its ring."""
         wait_until("draining of the rings", lambda: not any(count.ring for count in self.counts()))
         return self.counts()
 
@@ -191,7 +191,7 @@ class KillWorld:
 
     # --- the end ---
     def fill_each(self) -> None:
-        """Without anchors, every segment has room for its largest object. All ranks live and keep still."""
+        """Check that without anchors every segment has room for its largest object. All ranks live and keep still."""
         for key in list(self._anchors):
             self.let_go(key)
         size = max(self.cache.engine.geometry.class_pages) * PAGE

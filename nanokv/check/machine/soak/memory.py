@@ -41,7 +41,7 @@ BOUNDS = {
 
 
 def sample_process(indexed: int) -> Sample:
-    """Of this process."""
+    """Sample the memory of this process."""
     gc.collect()
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     resident, shared = (int(status[name].split()[0]) * 1024 for name in ("VmRSS", "RssShmem"))
@@ -53,7 +53,7 @@ def _open_files() -> int:
 
 
 def sample_folder(folder: Path) -> Sample:
-    """Of the files of a world."""
+    """Sample the files of a world."""
     found = [path.stat() for path in folder.rglob("*") if path.is_file()]
     return Sample(files=len(found), file_bytes=sum(each.st_blocks * 512 for each in found))
 
@@ -85,7 +85,7 @@ class Trend(NamedTuple):
 
     @property
     def note(self) -> str:
-        """For people."""
+        """The samples in words, for people."""
         first, last = self.first, self.last
         if first.files:
             return f"{self.who} {first.files} to {last.files} files, {_mib(first.file_bytes, last.file_bytes)}"

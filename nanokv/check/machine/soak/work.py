@@ -92,7 +92,7 @@ TOLD = 8  #: wrong objects that a rank describes
 
 
 class SoakOptions(NamedTuple):
-    """The same for all ranks of a world."""
+    """What is the same for all ranks of a world."""
 
     world: str
     seed: int

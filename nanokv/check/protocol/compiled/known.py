@@ -191,7 +191,7 @@ def _followed(mutant: PtxMutant, target: str) -> Failure | None:
 
 
 def _call(name: str) -> str:
-    """Of the name of a mutant: which call it is about."""
+    """The call that a mutant of this name is about."""
     return name.partition(":")[0]
 
 

@@ -293,7 +293,7 @@ class Explorer:
         return self.explore(Exhaustive(), MOST_EXHAUSTIVE)
 
     def smallest(self, failure: Failure) -> Failure:
-        """The same kind of failure with as few decisions as can be found."""
+        """Find the same kind of failure with as few decisions as can be found."""
         if failure.is_stuck:
             return failure
         kind = failure.why.partition(":")[0]

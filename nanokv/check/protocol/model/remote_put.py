@@ -62,7 +62,7 @@ class RemoteProducer:
             self._world.payload(key, 1, words)
 
     def give_up(self) -> None:
-        """It waits no longer, and its bytes change. Its stores are seen in their order: see `Memory.glance`."""
+        """Wait no longer, and change the bytes. The stores are seen in their order: see `Memory.glance`."""
         self._world.simulation.vocabulary["xchg64"](self._ticket, 0, "acq_rel")
         self._write(_CHANGED)
         self._world.ended()

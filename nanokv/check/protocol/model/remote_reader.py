@@ -100,7 +100,7 @@ class RemoteReader:
         return self._fetched([location.key for location in locations])
 
     def _fetched(self, keys: Sequence[int]) -> list[Answer]:
-        """As `Reading._fetch_some`."""
+        """Fetch as `RemoteGets._fetch_some` does."""
         workspace, count = self._workspace, len(keys)
         fetches = workspace.fetches[:count]
         if (fetches["status"] == _OK).any():
@@ -120,6 +120,6 @@ class RemoteReader:
 
 
 class _Room(NamedTuple):
-    """As `staging.Room`, for a workspace."""
+    """A room as `staging.Room`, for a workspace."""
 
     address: int

@@ -53,7 +53,7 @@ def expect(condition: bool, failure: str) -> None:
 
 
 def nothing(world: SmallWorld) -> None:
-    """For scenarios that need nothing done."""
+    """Do nothing, for scenarios that need nothing done."""
 
 
 def stored(*keys: int, words: int = 2, rank: int = 0) -> Act:

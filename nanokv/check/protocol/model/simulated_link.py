@@ -67,7 +67,7 @@ class SimulatedLink:
         """All memory is registered."""
 
     def deregister(self, address: int) -> None:
-        """It stays so."""
+        """Leave the memory as it is: it stays registered."""
 
     def connect(self, card: bytes) -> int:
         """There is one simulated memory."""

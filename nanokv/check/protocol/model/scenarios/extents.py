@@ -237,7 +237,7 @@ def _nothing_to_take(world: SmallWorld) -> None:
 
 
 def _make_absent(world: SmallWorld) -> None:
-    """As `heap/shm.py` does it."""
+    """Make pages absent as `heap/shm.py` does it."""
     for page in range(world.geometry.n_pages):
         world.store(world.address("links_base") + page * WORD, 0, "relaxed")
     at, inside = divmod(HEAP_CTL.offsets["closed"], WORD)

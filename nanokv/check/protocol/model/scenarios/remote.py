@@ -219,7 +219,7 @@ def _two_worlds(world: SmallWorld) -> None:
 
 
 def _begin_anew(world: SmallWorld) -> None:
-    """As an owner that makes a segment where another one was: its identity, `magic` last, and then an object."""
+    """Act as an owner that makes a segment where another one was: its identity, `magic` last, and then an object."""
     exchange, magic = world.simulation.vocabulary["xchg64"], world.address() + _MAGIC
     was = exchange(magic, 0, "acq_rel")
     world.store(world.address() + _WORLD_ID, 2, "relaxed")
