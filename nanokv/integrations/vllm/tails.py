@@ -26,7 +26,7 @@ class Tails:
         self._hash = get_hash_fn_by_name(algorithm)
 
     def hash(self, request: "Request") -> bytes | None:
-        """The hash of a tail: of the tokens before it, its own, and what vLLM's hashes depend on (adapter, salt, images).
+        """Hash a tail: the tokens before it, its own, and what vLLM's hashes depend on (adapter, salt, images).
 
         None if the prompt ends with a full block, or with one token more, which the reader computes anyway.
         """
