@@ -102,3 +102,13 @@ def test_each_file_keeps_to_public_names() -> None:
 @pytest.mark.parametrize("each", MEANT)
 def test_what_is_left_out_is_there(each: str) -> None:
     assert (ROOT / each).exists()
+
+
+def test_tests_seldom_look_inside() -> None:
+    """A test that needs a private name of the product is rare; its number only falls."""
+    found = [
+        f"{file.relative_to(ROOT)} {each}"
+        for file in sorted((ROOT / "tests").rglob("*.py"))
+        for each in reaches(ast.parse(file.read_text()))
+    ]
+    assert len(found) <= 99, found
