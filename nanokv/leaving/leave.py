@@ -92,7 +92,7 @@ class Caretaker(Protocol):
 
 
 class _Orphan:
-    """The Tended of a rank that has ended."""
+    """The caretaker of a rank that has ended."""
 
     def __init__(self, heap: ElasticHeap, machine: Machine, rank: int) -> None:
         index = HeaderIndex(machine.geometry, rank)

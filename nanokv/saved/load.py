@@ -139,7 +139,7 @@ class _Loader:
             return Status.CORRUPT
 
     def _fill(self, row: Any, payload: torch.Tensor) -> None:
-        """Raises Damaged, so that the object is given up before anybody reads it."""
+        """Raises DamagedObject, so that the object is given up before anybody reads it."""
         for start, part in self._file.parts(row):
             payload[start : start + len(part)].copy_(torch.from_numpy(part))
 

@@ -104,7 +104,7 @@ class SavedFile:
         """The payload of a row, part by part, each with where it begins. A part is valid until the next one.
 
         Raises:
-            Damaged: after the last part; or as soon as the file is found to be cut.
+            DamagedObject: after the last part; or as soon as the file is found to be cut.
         """
         nbytes, hashed = int(row["bytes_total"]), xxhash.xxh3_64()
         self._file.seek(int(row["offset"]))

@@ -46,7 +46,7 @@ STEPS = {
     "member.Staging": 2,
     "member.Nodes": 4,
     "member.Asker": 5,
-    "member.Putting": 6,
+    "member.RemotePuts": 6,
     "member.Puller": 7,
     "member.Server": 8,
     "member.Uses": 9,

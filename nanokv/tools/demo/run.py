@@ -30,7 +30,7 @@ class DemoResult:
     """One run of all prompts in one allocation mode, and the reference's results for the same prompts.
 
     Attributes:
-        prefilled, decoded: the fields of `Prefilled` and `Decoded`.
+        prefilled, decoded: the fields of `PrefillReport` and `DecodeReport`.
         tokens, digests: the reference's, for each prompt.
     """
 
