@@ -188,7 +188,7 @@ def apart(nixl: None) -> None:
 def test_by_hand_as_the_document_says(apart: None, tmp_path: Path) -> None:
     if shutil.which("curl") is None:
         pytest.skip("needs curl")
-    (script,) = re.findall(r"```bash\n(python -m nanokv\.lab\.layout up.*?)```", DOCUMENT.read_text(), re.S)
+    (script,) = re.findall(r"```bash\n(python -m nanokv\.check\.lab\.layout up.*?)```", DOCUMENT.read_text(), re.S)
     name = f"trial{os.getpid()}"
     script = re.sub(r"\btrial\b", name, script)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
