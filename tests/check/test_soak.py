@@ -71,7 +71,10 @@ class Greedy(SoakWorker):
             return put(*arguments, **named)  # type: ignore[arg-type]
 
         self.cache.engine.single.put = put_and_evict  # type: ignore[method-assign, assignment]
-        return super().probe(count)
+        try:
+            return super().probe(count)
+        finally:  # others of its puts name no owner
+            self.cache.engine.single.put = put  # type: ignore[method-assign]
 
 
 class Hasty(SoakWorker):
