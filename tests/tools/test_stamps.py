@@ -225,9 +225,15 @@ def test_the_versions_of_packages_and_the_interpreter_are_covered(monkeypatch: p
 @pytest.mark.parametrize(
     ("test", "sources"),
     [
-        ("tests.check.test_model", ("device.protocol.put", "check.protocol.model.scenarios.freelist", "host_poller.sweeper")),
+        (
+            "tests.check.test_model",
+            ("device.protocol.put", "check.protocol.model.scenarios.freelist", "host_poller.sweeper"),
+        ),
         ("tests.check.test_mutants", ("device.protocol.put", "cluster.pulling")),
-        ("tests.check.test_ptx_mutants", ("device.memory.warps", "device.ptx.scheduler", "check.protocol.compiled.calls")),
+        (
+            "tests.check.test_ptx_mutants",
+            ("device.memory.warps", "device.ptx.scheduler", "check.protocol.compiled.calls"),
+        ),
         ("tests.compiled.test_bodies", ("device.memory.warps", "device.kernels.many", "host_poller.poller", "cache")),
         ("tests.machines.test_library", ("device.library.launch", "device.library.parts")),
         ("tests.gcn.test_gcn_bodies", ("device.gcn.wave", "device.kernels.many")),
