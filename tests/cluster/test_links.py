@@ -203,15 +203,6 @@ def test_peers_that_are_not_connected(link: Link, start: Start, here: Memory) ->
     assert gets(link, link.connect(owner.card()), here[:64], there, 1)
 
 
-def test_a_thread_that_comes_too_late_is_refused(link: Link, start: Start) -> None:
-    if isinstance(link, NixlLink):  # it takes the peer, and then a lane
-        number, _ = reach(link, start())
-        peer = link.peer(number)
-        link.disconnect(number)
-        with pytest.raises(LinkLost, match="not connected any more"), link.lane(peer):
-            pass
-
-
 def test_what_is_no_card_is_refused(start: Start) -> None:
     """In a process of its own: a library might crash."""
     victim, owner = start(), start()
