@@ -33,6 +33,10 @@ _FAREWELL, _NAP = 5.0, 0.001  #: seconds that `close` waits for calls under way,
 #: of UCX, unless the environment says otherwise. Over TCP: bytes of a send and of a receive; UCX's own 8 KiB are slow
 #: (docs/cluster.md).
 _UCX = ("TCP_TX_SEG_SIZE=256k", "TCP_RX_SEG_SIZE=256k")
+#: The lock of all agents of this process, a word that native code takes too. One thread at a time is in an agent
+#: (`fabric/nixl`). Agents are also made and ended alone: twice, under load, NIXL 1.5.1 aborted in a thread that began a
+#: transfer, while another node of the same process ended its agents.
+_AGENTS = np.zeros(1, np.int64)
 
 
 def _parameters(devices: str, ports: str) -> dict[str, str]:
@@ -83,8 +87,12 @@ class NixlLink:
         parameters = _parameters(devices, ports)
         self._lock = threading.Lock()
         self._serving_lock = threading.Lock()  # `close` must not take the agent from a thread that is in it
-        self._serving = Agent(f"{member}.serves", PROGRESS_DELAY_US, parameters)
-        self._reading = Agent(f"{member}.reads", None, parameters)
+        self._lock_address = int(_AGENTS.ctypes.data)
+        self._code = fabric_code()
+        self._code.require_common()
+        with self._reading_alone():
+            self._serving = Agent(f"{member}.serves", PROGRESS_DELAY_US, parameters)
+            self._reading = Agent(f"{member}.reads", None, parameters)
         self._functions = {field: function_address(name) for field, name in TRANSFER_FUNCTIONS.items()}
         self._memory: dict[int, tuple[Any, Any]] = {}
         self._peers: dict[int, Peer] = {}
@@ -94,10 +102,6 @@ class NixlLink:
         self._busy = 0
         self._moving: list[NixlTransfer] = []
         self._closed = False
-        self._code = fabric_code()
-        self._code.require_common()
-        self._lock_word = np.zeros(1, np.int64)
-        self._lock_address = int(self._lock_word.ctypes.data)
         self._looker = Lane(self._reading, self._functions, self._lock_address)
 
     # --- memory ---
@@ -251,7 +255,7 @@ class NixlLink:
 
     @contextlib.contextmanager
     def _reading_alone(self) -> Iterator[None]:
-        """No other thread is in the reading agent meanwhile."""
+        """No other thread is in a reading agent meanwhile, nor makes or ends one."""
         self._code["nixl_lock"](self._lock_address)
         try:
             yield
@@ -275,8 +279,7 @@ class NixlLink:
         end = time.monotonic() + _FAREWELL
         while self._busy and time.monotonic() < end:
             time.sleep(_NAP)
-        with self._serving_lock:
+        with self._serving_lock, self._reading_alone():
             self._serving.close()
-        with self._reading_alone():
             if not self._busy:  # else a thread waits for its transfer: the agent stays, for as long as the process
                 self._reading.close()
