@@ -69,7 +69,7 @@ class Bare:
 
     def write(self, nbytes: int) -> None:
         """Write so many bytes."""
-        with self._link.lane(self._peer) as lane, self._link._reading_alone():
+        with self._link.lane(self._peer) as lane, self._link.reading_alone():
             lane.aim(self._peer, SECONDS)
             self._write(lane.record[0], nbytes)
 

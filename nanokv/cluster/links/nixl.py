@@ -6,6 +6,7 @@ threads that do so make reads of 1 MiB over TCP take three times as long.
 """
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ _UCX = ("TCP_TX_SEG_SIZE=256k", "TCP_RX_SEG_SIZE=256k")
 #: (`fabric/nixl`). Agents are also made and ended alone: twice, under load, NIXL 1.5.1 aborted in a thread that began a
 #: transfer, while another node of the same process ended its agents.
 _AGENTS = np.zeros(1, np.int64)
+os.register_at_fork(after_in_child=lambda: _AGENTS.fill(0))  # the thread that has it is not in the child
 
 
 def _parameters(devices: str, ports: str) -> dict[str, str]:
@@ -90,7 +92,7 @@ class NixlLink:
         self._lock_address = int(_AGENTS.ctypes.data)
         self._code = fabric_code()
         self._code.require_common()
-        with self._reading_alone():
+        with self.reading_alone():
             self._serving = Agent(f"{member}.serves", PROGRESS_DELAY_US, parameters)
             self._reading = Agent(f"{member}.reads", None, parameters)
         self._functions = {field: function_address(name) for field, name in TRANSFER_FUNCTIONS.items()}
@@ -118,7 +120,7 @@ class NixlLink:
                 if self._closed:
                     raise LinkUnavailable("this link is closed")
                 serving = self._serving.register(address, nbytes, device) if shared else None
-            with self._reading_alone():
+            with self.reading_alone():
                 if self._closed:
                     raise LinkUnavailable("this link is closed")
                 self._memory[address] = serving, self._reading.register(address, nbytes, device)
@@ -129,7 +131,7 @@ class NixlLink:
     def deregister(self, address: int) -> None:
         """See `Link`."""
         serving, reading = self._memory.pop(address, (None, None))
-        with self._reading_alone():
+        with self.reading_alone():
             if reading is not None and not self._closed:
                 self._reading.deregister(reading)
         with self._serving_lock:
@@ -140,7 +142,7 @@ class NixlLink:
     def connect(self, card: bytes) -> int:
         """See `Link`."""
         raw = opened_card(card)
-        with self._lock, self._reading_alone():
+        with self._lock, self.reading_alone():
             self._check_open()
             name = self._reading.add_peer(raw)
             for number, peer in self._peers.items():
@@ -154,7 +156,7 @@ class NixlLink:
 
     def disconnect(self, peer: int) -> None:
         """See `Link`."""
-        with self._lock, self._reading_alone():
+        with self._lock, self.reading_alone():
             known = self._peers.pop(peer, None)
             if known is not None:
                 known.is_leaving = True
@@ -194,7 +196,7 @@ class NixlLink:
             peer.moving += 1
             if self._lanes:
                 return self._lanes.pop()
-        with self._reading_alone():
+        with self.reading_alone():
             return Lane(self._reading, self._functions, self._lock_address)
 
     def give_lane(self, lane: Lane, peer: Peer) -> int:
@@ -220,7 +222,7 @@ class NixlLink:
         """A transfer from a peer has ended. The caller has the lock."""
         peer.moving -= 1
         if peer.is_leaving:
-            with self._reading_alone():
+            with self.reading_alone():
                 self._forget(peer)
 
     def read(self, peer: int, here: Words, there: Words, nbytes: Words) -> NixlTransfer:
@@ -240,7 +242,7 @@ class NixlLink:
 
     def look_at(self, request: int, peer: Peer) -> int:
         """NIXL's status of a request that was taken; one that has ended is let go of. After `close` all have."""
-        with self._reading_alone():
+        with self.reading_alone():
             if self._closed:
                 return _CLOSED
             code = int(self._code["nixl_look_at"](self._looker.address, request, _LOOK_NS))
@@ -254,7 +256,7 @@ class NixlLink:
         return self.look_at(request, peer) != _IN_PROGRESS
 
     @contextlib.contextmanager
-    def _reading_alone(self) -> Iterator[None]:
+    def reading_alone(self) -> Iterator[None]:
         """No other thread is in a reading agent meanwhile, nor makes or ends one."""
         self._code["nixl_lock"](self._lock_address)
         try:
@@ -279,7 +281,7 @@ class NixlLink:
         end = time.monotonic() + _FAREWELL
         while self._busy and time.monotonic() < end:
             time.sleep(_NAP)
-        with self._serving_lock, self._reading_alone():
+        with self._serving_lock, self.reading_alone():
             self._serving.close()
             if not self._busy:  # else a thread waits for its transfer: the agent stays, for as long as the process
                 self._reading.close()
