@@ -2,7 +2,9 @@
 
 import base64
 import contextlib
+import os
 import secrets
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -201,6 +203,24 @@ def test_peers_that_are_not_connected(link: Link, start: Start, here: Memory) ->
         link.disconnect(number)
     assert attempt(link, peer, here[:64], there) == "lost"
     assert gets(link, link.connect(owner.card()), here[:64], there, 1)
+
+
+def test_a_forked_process_waits_for_no_thread_that_it_lacks(kind: str, link: Link) -> None:
+    if kind != "nixl":
+        pytest.skip("only NIXL's agents have a lock of this process")
+    assert isinstance(link, NixlLink)
+    with link.reading_alone():
+        child = os.fork()
+        if not child:
+            with link.reading_alone():
+                os._exit(0)
+    end = time.monotonic() + 20
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < end:
+        time.sleep(0.01)
+    if ended[0] == 0:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert ended == (child, 0), "the child waits for a lock that the parent had"
 
 
 def test_what_is_no_card_is_refused(start: Start) -> None:

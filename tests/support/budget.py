@@ -1,8 +1,8 @@
-"""Budgets: each folder of tests has CPU seconds, in tests/budget.toml, and where CI is set a run that takes more fails.
+"""Budgets: each folder of tests has CPU seconds, in tests/budget.toml; a run that takes more says so, in red.
 
 Counted are the seconds of the process that runs a test and of all processes that it starts, dead or living; not those
 of importing and collecting. They are of a run in which no test has a stamp. A machine that does other work counts more
-for the same work, so budgets leave room. The seconds of each test are in build/cpu-TIER.txt after a run.
+for the same work, up to twice, so nothing fails for it. The seconds of each test are in build/cpu-TIER.txt after a run.
 """
 
 import os
@@ -91,7 +91,7 @@ class Account:
         return result
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """A worker sends its count; else write the list, and fail if a folder took too much and CI is set."""
+        """Send a worker's count to the controller, which writes the list."""
         config: Any = session.config
         if hasattr(config, "workerinput"):
             config.workeroutput["taken"] = {name: tuple(of) for name, of in self.taken.items()}
@@ -100,8 +100,6 @@ class Account:
         tests = sorted((test for of in self.taken.values() for test in of.tests), reverse=True)
         (ROOT / "build").mkdir(exist_ok=True)
         (ROOT / "build" / f"cpu-{tier}.txt").write_text("".join(f"{took:8.2f}  {test}\n" for took, test in tests))
-        if beyond(self.taken, tier) and os.environ.get("CI"):
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

@@ -262,7 +262,7 @@ BURN = "import subprocess, sys\nBURN = 'sum(range(20_000_000))'\n"
 
 
 @pytest.mark.exhaustive
-def test_a_folder_beyond_its_budget_fails_the_run_and_names_the_dearest_tests(project: Project) -> None:
+def test_a_folder_beyond_its_budget_is_named_with_its_dearest_tests(project: Project) -> None:
     project.write(
         "tests/two/test_burn.py",
         BURN
@@ -270,14 +270,12 @@ def test_a_folder_beyond_its_budget_fails_the_run_and_names_the_dearest_tests(pr
     )
     project.write("tests/budget.toml", "one = { quick = 50, all = 50 }\ntwo = { quick = 0, all = 90 }\n")
     for workers in ("0", "2"):
-        said = project.run("--budget", "quick", "-n", workers, "--dist", "loadfile", CI="true")
+        said = project.run("--budget", "quick", "-n", workers, "--dist", "loadfile")
         assert "tests/two took" in said and "tests/one took" not in said
         assert {*re.findall(r"test_burn.py::(test_\w+)", said)} == {"test_self", "test_child"}
-        assert project.code == 1
-        project.run("--budget", "all", "-n", workers, "--dist", "loadfile", CI="true")
-        assert project.code == 0
-    project.run("--budget", "quick", CI="")
-    assert project.code == 0, "only CI fails"
+        assert project.code == 0, "seconds of a busy machine fail no run"
+        said = project.run("--budget", "all", "-n", workers, "--dist", "loadfile")
+        assert " took " not in said.partition("CPU seconds")[2]
     seconds, name = (project.root / "build" / "cpu-quick.txt").read_text().splitlines()[0].split()
     assert float(seconds) > 0 and "test_burn.py::" in name
 

@@ -6,6 +6,7 @@ threads that do so make reads of 1 MiB over TCP take three times as long.
 """
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ _UCX = ("TCP_TX_SEG_SIZE=256k", "TCP_RX_SEG_SIZE=256k")
 #: (`fabric/nixl`). Agents are also made and ended alone: twice, under load, NIXL 1.5.1 aborted in a thread that began a
 #: transfer, while another node of the same process ended its agents.
 _AGENTS = np.zeros(1, np.int64)
+os.register_at_fork(after_in_child=lambda: _AGENTS.fill(0))  # the thread that has it is not in the child
 
 
 def _parameters(devices: str, ports: str) -> dict[str, str]:
