@@ -398,7 +398,9 @@ class Sweeper:
 
     def _join(self, over: int = 0) -> bool:
         """Join free extents; False if another host does."""
-        joined = join_free_extents(self._machine, self._rank, over) >= 0
+        backing = self._heap.backing
+        end = None if backing is None else backing.end_of(self._rank)
+        joined = join_free_extents(self._machine, self._rank, over, end=end) >= 0
         self.counts.joined += joined
         return joined
 

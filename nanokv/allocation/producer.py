@@ -1,5 +1,6 @@
 """v2: the producer allocates in the owner's segment itself, through the machine. No server, no message."""
 
+import secrets
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from nanokv.device.segment.layout import unpack
 from nanokv.errors import NanoKVError, PeerLost
 from nanokv.heap.backing import Backing
 from nanokv.keys.digests import Digests
-from nanokv.space.make_room import make_room
+from nanokv.space.make_room import make_room, put_before
 from nanokv.types import KeyDigest
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _FULL = int(Status.FULL)  # a comparison with the enumeration costs 2 % of a put
 _ROOM_TRIES = 4  #: how often a put makes room: others may take the pages that it joined or evicted
+_EXTENT_TRIES = 4  #: at how many extents without memory a put looks, before it takes all of them out of the lists
 
 
 class ProducerAllocation:
@@ -94,10 +96,8 @@ class ProducerAllocation:
         while status == _FULL and (other := self._instead_of(owner, key, preferred)) is not None:
             owner = other
             status = put_now(owner, key, src, what)
-        tries = 0
-        while status == _FULL and tries < _ROOM_TRIES and make_room(self._machine, owner, what.nbytes):
-            status = put_now(owner, key, src, what)
-            tries += 1
+        if status == _FULL:
+            status = self._with_room(owner, what.nbytes, lambda: put_now(owner, key, src, what))
         return status
 
     def put_copied(
@@ -121,10 +121,8 @@ class ProducerAllocation:
         while status == _FULL and (other := self._instead_of(owner, key, preferred)) is not None:
             owner = other
             status = put(owner)
-        tries = 0
-        while status == _FULL and tries < _ROOM_TRIES and make_room(self._machine, owner, nbytes):
-            status = put(owner)
-            tries += 1
+        if status == _FULL and self.has_memory(owner, nbytes):
+            status = self._with_room(owner, nbytes, lambda: put(owner))
         return status, made
 
     def replicate(self, key: KeyDigest, target: int) -> int:
@@ -138,13 +136,11 @@ class ProducerAllocation:
         if self.backing is not None and not self.has_memory(target, self._machine.lookup(key).place.nbytes):
             return _FULL
         status = self._machine.replicate(target, key, now_ns())
-        tries = 0
-        while status == _FULL and tries < _ROOM_TRIES:
+        if status == _FULL:
             found = self._machine.lookup(key)
-            if found.status != Status.OK or not make_room(self._machine, target, found.place.nbytes):
-                break
-            status = self._machine.replicate(target, key, now_ns())
-            tries += 1
+            if found.status == Status.OK:
+                again = partial(self._machine.replicate, target, key)
+                status = self._with_room(target, found.place.nbytes, lambda: again(now_ns()))
         return status
 
     def may_have(self, rank: int) -> bool:
@@ -157,32 +153,60 @@ class ProducerAllocation:
         return True
 
     def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, descriptor: Descriptor, *, plan: bool) -> Begun:
-        begin = partial(self._begin, key=key, nbytes=nbytes, descriptor=descriptor, plan=plan)
         owner = self.owner_of(key, preferred)
-        begun = begin(owner)
-        if begun.status != _FULL:
-            return begun
+        begun = self._begin(owner, key, nbytes, descriptor, plan=plan)
+
+        def begin() -> int:
+            nonlocal begun
+            begun = self._begin(owner, key, nbytes, descriptor, plan=plan)
+            return begun.status
+
         while begun.status == _FULL and (other := self._instead_of(owner, key, preferred)) is not None:
             owner = other
-            begun = begin(owner)
-        tries = 0
-        while begun.status == _FULL and tries < _ROOM_TRIES and make_room(self._machine, owner, nbytes):
-            begun = begin(owner)
-            tries += 1
+            begin()
+        if begun.status == _FULL:
+            self._with_room(owner, nbytes, begin)
         return begun
 
     def _begin(self, owner: int, key: KeyDigest, nbytes: int, descriptor: Descriptor, *, plan: bool) -> Begun:
+        """Begin an object in pages that have memory. If it gets others, an object goes, and it looks at more of them.
+
+        Pages without memory stay taken meanwhile, for a key that nobody knows: they would be found again.
+        """
+        passed: list[tuple[KeyDigest, Begun]] = []
+        try:
+            while True:
+                if plan:
+                    begun = self._machine.plan_now(owner, key, nbytes, descriptor)
+                else:
+                    begun = self._machine.begin(owner, key, nbytes, 0, descriptor, now_ns())
+                if begun.status != Status.OK or self._has_its_memory(begun.place):
+                    return begun
+                self.abort(key, begun)
+                if len(passed) == _EXTENT_TRIES:
+                    return begun._replace(status=_FULL)
+                if not passed:
+                    self._evict_one(owner)
+                unknown = KeyDigest(secrets.randbits(63), key[1] ^ secrets.randbits(32))
+                passed.append((unknown, self._machine.begin(owner, unknown, nbytes, 0, descriptor, now_ns())))
+        finally:
+            for unknown, begun in passed:
+                if begun.status == Status.OK:
+                    self.abort(unknown, begun)
+
+    def _with_room(self, owner: int, nbytes: int, put: Callable[[], int]) -> int:
+        """Make room for a put that was answered FULL, and put, until it is answered otherwise, or none can be made."""
         for _ in range(_ROOM_TRIES):
-            if plan:
-                begun = self._machine.plan_now(owner, key, nbytes, descriptor)
-            else:
-                begun = self._machine.begin(owner, key, nbytes, 0, descriptor, now_ns())
-            if begun.status != Status.OK or self._has_its_memory(begun.place):
-                return begun
-            self.abort(key, begun)
-            if not self._evict_one(owner):  # what it frees has memory, and is found first
+            end = None if self.backing is None else self.backing.end_of(owner)
+            if end is not None:
+                status = put_before(self._machine, owner, nbytes, end, put)
+                if status is not None:
+                    return status
+            elif not make_room(self._machine, owner, nbytes):
                 break
-        return begun._replace(status=_FULL)
+            elif (status := put()) != _FULL:
+                return status
+        return _FULL
 
     # --- memory that is not there from the start ---
     def has_memory(self, owner: int, nbytes: int) -> bool:
@@ -198,9 +222,9 @@ class ProducerAllocation:
     def _has_its_memory(self, place: Place) -> bool:
         return self.backing is None or not place.nbytes or self.backing.reach(place.owner, place.payload + place.nbytes)
 
-    def _evict_one(self, owner: int) -> bool:
-        may = bool(self._machine.control(owner)[0]["may_evict"])
-        return may and self._machine.evict_pages(owner, 1, 1, now_ns())[1] > 0
+    def _evict_one(self, owner: int) -> None:
+        if self._machine.control(owner)[0]["may_evict"]:
+            self._machine.evict_pages(owner, 1, 1, now_ns())
 
     def _put_backed(self, owner: int, key: KeyDigest, src: int, what: What) -> int:
         """Put as `Machine.put_now` does, but for pages without memory."""

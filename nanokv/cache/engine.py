@@ -39,7 +39,6 @@ from nanokv.errors import CacheClosed, HeapUnavailable, InvalidArgument, NanoKVE
 from nanokv.fsck.recovery import examine
 from nanokv.heap import Heap, WorldSpec, open_heap
 from nanokv.heap.process_heap import ProcessHeap
-from nanokv.heap.shm import ShmHeap
 from nanokv.host_poller.poller import Poller
 from nanokv.keys.digests import Digests
 from nanokv.keys.hashing import Hasher
@@ -147,8 +146,8 @@ class Engine:
                 note_owner=note_owner,
             )
         routing = Routing(heap.world_size, heap.rank, heap.peer_closed)
-        backing = heap.backing if isinstance(heap, ShmHeap) else None
-        return ProducerAllocation(machine, heap.rank, routing, note_owner, backing=backing, checksum=options.checksum)
+        checksum = options.checksum
+        return ProducerAllocation(machine, heap.rank, routing, note_owner, backing=heap.backing, checksum=checksum)
 
     # --- the end ---
     def close(self) -> None:

@@ -54,6 +54,11 @@ class Backing:
             return True
         return self.reach(rank, min(self._bumps[rank][0], self._end) + nbytes + self.ahead)
 
+    def end_of(self, rank: int) -> int | None:
+        """The number of the first page of a segment that has no memory, or None: all of them have."""
+        backed = self._backed[rank][0]
+        return (max(backed, self._begin) - self._begin) // self._geometry.page_bytes if backed < self._end else None
+
     def reach(self, rank: int, end: int) -> bool:
         """Reserve the payload of a segment up to an offset, at most its end. False: the folder is full."""
         backed, end = max(self._backed[rank][0], self._begin), min(end, self._end)

@@ -12,6 +12,8 @@ from nanokv.device.segment.geometry import Geometry
 if TYPE_CHECKING:
     import torch
 
+    from nanokv.heap.backing import Backing
+
 
 class Liveness(NamedTuple):
     """The words by which native code tells which ranks live, as `Heap.peer_closed` does."""
@@ -41,6 +43,7 @@ class Heap(Protocol):
     device: "torch.device"  #: of this rank's segment
     bases: list[int]  #: the address of every rank's segment in this process
     elastic: bool  #: ranks come and go while the world runs
+    backing: "Backing | None"  #: how far segments have memory, where it comes as it is used
 
     def segment(self, rank: int) -> "torch.Tensor":
         """A rank's segment: uint8, one dimension, `geometry.segment_bytes`. Never an inference tensor.

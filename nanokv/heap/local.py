@@ -17,6 +17,7 @@ import torch
 from nanokv.device.machines.records import Bell
 from nanokv.device.segment.layout import ABSENT, ACTIVITY, ACTIVITY_BASE, CLOSED, HEAP_CTL, PRODUCER_INC_MASK, WORD
 from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
+from nanokv.heap.backing import Backing
 from nanokv.heap.base import Liveness
 from nanokv.heap.futex import DEVICE_POLL, Doorbell, WorldBell
 from nanokv.heap.gpu_driver import FineGrainedMemory, is_amd
@@ -187,6 +188,7 @@ class LocalHeap:
     kind = "local"
     name = "local"
     recovered = False
+    backing: Backing | None = None
 
     def __init__(self, world: LocalWorld, rank: int) -> None:
         self.world = world

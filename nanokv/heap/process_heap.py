@@ -14,6 +14,7 @@ from nanokv.device.machines.records import Bell
 from nanokv.device.segment.host_records import SECOND
 from nanokv.device.segment.layout import HEAP_CTL, PRODUCER_INC_MASK
 from nanokv.errors import HeapUnavailable, PeerLost
+from nanokv.heap.backing import Backing
 from nanokv.heap.base import Liveness
 from nanokv.heap.futex import DEVICE_POLL, Doorbell, WorldBell
 from nanokv.heap.world_entry import leave
@@ -41,6 +42,7 @@ class ProcessHeap:
     recovered = False
     device = torch.device("cpu")
     bases: list[int]
+    backing: Backing | None = None
 
     def __init__(self, spec: WorldSpec, rank: int, file: WorldFile) -> None:
         self.name = spec.name

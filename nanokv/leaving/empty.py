@@ -105,7 +105,7 @@ class Destinations:
         if self._cannot(rank) or not self._takes_layout(rank, tag_of(key)):
             return False
         if rank not in self._rooms:
-            self._rooms[rank] = Room(self._machine, self._alloc, rank)
+            self._rooms[rank] = Room(self._machine, self._alloc, rank, self._heap.backing)
         room = self._rooms[rank]
         return not room.is_too_large(nbytes) and room.take(nbytes)
 

@@ -73,7 +73,8 @@ class _Loader:
         halves = (self._rows[name].view(np.int64).tolist() for name in ("key_hash", "key_check"))
         self._keys = list(map(KeyDigest, *halves))
         self._owners = self._choose_owners(preferred)
-        self._rooms = {owner: Room(self._machine, self._allocation.alloc, owner) for owner in set(self._owners)}
+        of = (self._machine, self._allocation.alloc)
+        self._rooms = {owner: Room(*of, owner, self._heap.backing) for owner in set(self._owners)}
 
     def _choose_owners(self, preferred: int | None) -> list[int]:
         """Each object's segment: the preferred one, else where it was, else where a put without a wish goes."""

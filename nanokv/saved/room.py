@@ -12,6 +12,7 @@ import numpy as np
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Words
 from nanokv.device.segment.layout import DEAD, STATE_MASK
+from nanokv.heap.backing import Backing
 from nanokv.space.coalesce import join_free_extents
 from nanokv.space.free_pages import FreePages, most_lost
 from nanokv.statistics import held_pages, runs_between
@@ -22,16 +23,20 @@ REFRESH = 256  #: objects after which it looks again: a look copies the headers 
 class Room:
     """The room in one segment.
 
+    Args:
+        backing: of the segments' memory, where that comes as it is used.
+
     Attributes:
         slots: header slots that are free, about.
         pages: pages that may be taken, about: more would pass the high water mark.
     """
 
-    def __init__(self, machine: Machine, alloc: str, owner: int) -> None:
+    def __init__(self, machine: Machine, alloc: str, owner: int, backing: Backing | None) -> None:
         self._machine = machine
         self._geometry = machine.geometry
         self._alloc = alloc
         self._owner = owner
+        self._backing = backing
         self._too_many: float = inf  # pages of the smallest object that found no room
         self._look()
 
@@ -85,7 +90,8 @@ class Room:
         """Join free extents if that makes room. (v1's are joined always.)"""
         if self._free is None or self.slots <= 0 or pages > self.pages or self._free.joined_to(pages) < pages:
             return False
-        join_free_extents(self._machine, self._owner)
+        end = None if self._backing is None else self._backing.end_of(self._owner)
+        join_free_extents(self._machine, self._owner, end=end)
         self._look()
         return self._fits(pages)
 

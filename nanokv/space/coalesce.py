@@ -34,11 +34,22 @@ def carve_runs(geometry: Geometry, pages: Words) -> tuple[Words, Words]:
     return np.array(firsts, np.int64), np.array(kinds, np.int64)
 
 
-def join_free_extents(machine: Machine, owner: int, over: int = 0, *, if_all: Callable[[], None] | None = None) -> int:
+def join_free_extents(
+    machine: Machine,
+    owner: int,
+    over: int = 0,
+    *,
+    end: int | None = None,
+    before_end: Callable[[], None] | None = None,
+    if_all: Callable[[], None] | None = None,
+) -> int:
     """Join the free extents of a segment. Any host that maps the segment may call it.
 
     Args:
         over: the mark of a host that is dead, or too slow, and is not waited for.
+        end: the number of the first page that has no memory, if not all have. Pages that were never used are not joined
+            then: they get memory in their order, as they are used.
+        before_end: called while free pages from `end` on are in no list. The answer is 0 then.
         if_all: called if every page of the segment was free. No page is given back then: no producer gets one any more.
             No audit of the segment may be under way, nor begin: it would find them. If this process dies before the
             caller has made use of them, the next one's audit does.
@@ -54,8 +65,20 @@ def join_free_extents(machine: Machine, owner: int, over: int = 0, *, if_all: Ca
             return -1
         firsts, kinds = machine.detach_all(owner)
         sizes = np.array(geometry.class_pages, np.int64)[kinds]
-        # corrupt links may name a page twice
-        pages = np.unique(np.concatenate([pages_in(firsts, sizes), machine.detach_rest(owner)]))
+        pages = pages_in(firsts, sizes)
+        if end is None:
+            pages = np.concatenate([pages, machine.detach_rest(owner)])
+        pages = np.unique(pages)  # corrupt links may name a page twice
+        if before_end is not None:
+            have = pages < (geometry.n_pages if end is None else end)
+            if have.any():
+                machine.push_extents(owner, *carve_runs(geometry, pages[have]))
+            try:
+                before_end()
+            finally:
+                if not have.all():
+                    machine.push_extents(owner, *carve_runs(geometry, pages[~have]))
+            return 0
         if not len(pages):
             return 0
         if if_all is not None and len(pages) == geometry.n_pages:

@@ -5,10 +5,12 @@ in its way.
 """
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 
 from nanokv.device.machines.base import Machine
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.last_access import idle, stays
 from nanokv.device.segment.layout import READY
@@ -28,11 +30,30 @@ def make_room(machine: Machine, owner: int, nbytes: int) -> bool:
         _wait_for_joiner(machine, owner)
     if waited or largest < 0 or largest * geometry.page_bytes >= nbytes:
         return True
-    size = min(n for n in geometry.class_pages if n * geometry.page_bytes >= nbytes)
-    if not machine.control(owner)[0]["may_evict"] or not _evict_run(machine, owner, size):
+    if not _evict_run(machine, owner, nbytes, geometry.n_pages):
         return False
     join_free_extents(machine, owner)
     return True
+
+
+def put_before(machine: Machine, owner: int, nbytes: int, end: int, put: Callable[[], int]) -> int | None:
+    """Put an object of `nbytes` before the page `end` of a segment, from which on none has memory.
+
+    `put` is called while no other free page is in a list, and once more, after FULL, if objects that lie together could
+    go. Returns its status, or None: another host joins free extents.
+    """
+    status: int | None = None
+
+    def put_now() -> None:
+        nonlocal status
+        status = put()
+
+    _, slow = _wait_for_joiner(machine, owner)
+    join_free_extents(machine, owner, over=slow, end=end, before_end=put_now)
+    if status == Status.FULL and _evict_run(machine, owner, nbytes, end):
+        _, slow = _wait_for_joiner(machine, owner)
+        join_free_extents(machine, owner, over=slow, end=end, before_end=put_now)
+    return status
 
 
 def _wait_for_joiner(machine: Machine, owner: int) -> tuple[bool, int]:
@@ -48,13 +69,16 @@ def _wait_for_joiner(machine: Machine, owner: int) -> tuple[bool, int]:
     return waited, mark
 
 
-def _evict_run(machine: Machine, owner: int, size: int) -> bool:
-    """Evict the objects in one run of `size` pages: the run whose newest object is the oldest.
+def _evict_run(machine: Machine, owner: int, nbytes: int, end: int) -> bool:
+    """Evict the objects in one run of pages before `end` that holds `nbytes`: where the newest object is the oldest.
 
     Its pages are free then, but in pieces: join them. False if every run has an object in it that is pinned, leased or
-    unfinished.
+    unfinished, or if nothing may be evicted.
     """
     geometry = machine.geometry
+    size = min(n for n in geometry.class_pages if n * geometry.page_bytes >= nbytes)
+    if size > end or not machine.control(owner)[0]["may_evict"]:
+        return False
     headers = machine.headers(owner, 0, geometry.hdr_count)
     held = geometry.extent_pages(headers["n_pages"])
     first = (headers["payload_base"].astype(np.int64) - geometry.offsets["heap_base"]) // geometry.page_bytes
@@ -71,7 +95,7 @@ def _evict_run(machine: Machine, owner: int, size: int) -> bool:
     newest[pages_in(free[inside], sizes[inside])] = _FREE
     ages = idle(headers["last_access"][victims], now)
     newest[pages_in(first[victims], held[victims])] = -ages.repeat(held[victims])
-    runs = np.lib.stride_tricks.sliding_window_view(newest, size).max(axis=1)
+    runs = np.lib.stride_tricks.sliding_window_view(newest[:end], size).max(axis=1)
     start = int(runs.argmin())
     if runs[start] == _STUCK:
         return False

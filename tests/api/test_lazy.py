@@ -109,6 +109,35 @@ def test_puts_take_no_memory_that_is_not_there(
         close_and_check([owner, other])
 
 
+def test_in_a_full_folder_larger_objects_find_room_too(shm_name: str, granted: list[int]) -> None:
+    """Most free pages have no memory then; those of several small objects that lie together must go."""
+    owner, other = attach(shm_name, 0), attach(shm_name, 1)
+    try:
+        sizes = [4, 50, 1, 20, 4, 100]  # in pages
+        for number in range(600):
+            nbytes = sizes[number // 100] * PAGE
+            other.put(f"k{number}", value(number, nbytes), preferred_segment=0)
+            assert torch.equal(owner.get(f"k{number}").view(-1), value(number, nbytes))
+        assert granted[0] < GRANTED // 2
+    finally:
+        close_and_check([owner, other])
+
+
+def test_in_a_full_folder_what_a_removal_gave_back_is_found(shm_name: str, granted: list[int]) -> None:
+    owner, other = attach(shm_name, 0, evict=False), attach(shm_name, 1, evict=False)
+    try:
+        kept = 0
+        with pytest.raises(OutOfMemory):
+            for number in range(HEAP // PAGE):
+                other.put(f"k{number}", value(number, 4 * PAGE), preferred_segment=0)
+                kept += 1
+        for number in range(kept):
+            owner.remove(f"k{number}")
+            other.put(f"again{number}", value(number, 4 * PAGE), preferred_segment=0)
+    finally:
+        close_and_check([owner, other])
+
+
 def test_a_copy_takes_no_memory_that_is_not_there(shm_name: str, granted: list[int]) -> None:
     owner, other = attach(shm_name, 0), attach(shm_name, 1, lazy=False)
     try:

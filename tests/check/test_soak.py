@@ -84,8 +84,7 @@ class Hasty(SoakWorker):
         rooms._FREE = 1  # a run with a free page costs more than any without one
 
         def make_room(machine: Machine, owner: int, nbytes: int) -> bool:
-            extent = machine.geometry.extent_pages(np.array(machine.geometry.pages_of(nbytes)))
-            gone = rooms._evict_run(machine, owner, int(extent))
+            gone = rooms._evict_run(machine, owner, nbytes, machine.geometry.n_pages)
             join_free_extents(machine, owner)
             return gone
 

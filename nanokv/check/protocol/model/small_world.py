@@ -183,7 +183,7 @@ class Host(NamedTuple):
 class SmallHeap:
     """The heap of a small world, as host code asks it: which ranks are alive."""
 
-    kind, name = "simulated", "small"
+    kind, name, backing = "simulated", "small", None
 
     def __init__(self, world: "SmallWorld", rank: int) -> None:
         self._world = world
