@@ -393,6 +393,9 @@ class Sweeper:
         Nothing is evicted: the producer may have its room by now, and then its own object would go.
         """
         self._join_ahead.note_wanted(size_class)
+        if self._heap.backing is not None:  # pages that have memory may be joined
+            geometry = self._machine.geometry
+            self._heap.backing.is_ready(self._rank, geometry.class_pages[size_class] * geometry.page_bytes)
         if self._machine.outlook(self._rank, size_class) == NEIGHBOURS.value:
             self._join()
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nanokv.device.machines.engine_cache import Pages
 
 _FULL = int(Status.FULL)  # a comparison with the enumeration costs 2 % of a put
-_ROOM_TRIES = 4  #: how often a put makes room: others may take the pages that it joined or evicted
+_ROOM_TRIES = 8  #: how often a put makes room: others may take, or join, the pages that it joined or evicted
 _EXTENT_TRIES = 4  #: at how many extents without memory a put looks, before it takes all of them out of the lists
 
 
@@ -197,7 +197,10 @@ class ProducerAllocation:
     def _with_room(self, owner: int, nbytes: int, put: Callable[[], int]) -> int:
         """Make room for a put that was answered FULL, and put, until it is answered otherwise, or none can be made."""
         for _ in range(_ROOM_TRIES):
-            end = None if self.backing is None else self.backing.end_of(owner)
+            end = None
+            if self.backing is not None:
+                self.backing.is_ready(owner, nbytes)  # pages that have memory may be joined
+                end = self.backing.end_of(owner)
             if end is not None:
                 status = put_before(self._machine, owner, nbytes, end, put)
                 if status is not None:

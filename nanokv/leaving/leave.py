@@ -110,7 +110,7 @@ class _OfAnother:
 
     def __init__(self, heap: ElasticHeap, rank: int) -> None:
         self.rank = rank
-        self.kind = heap.kind
+        self.kind, self.backing = heap.kind, heap.backing
         self.recovered = True  # the sweeper audits: the rank may have died with pages in its hands
         self.alive = heap.alive
 

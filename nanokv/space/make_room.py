@@ -17,7 +17,7 @@ from nanokv.device.segment.layout import READY
 from nanokv.space.coalesce import join_free_extents
 from nanokv.space.free_pages import pages_in
 
-_JOIN_PATIENCE = 0.1  #: seconds to wait for another host that has detached the free extents, and may have lost its core
+_JOIN_PATIENCE = 1.0  #: seconds to wait for another host that has detached the free extents, and may have lost its core
 _FREE, _STUCK = np.iinfo(np.int64).min, np.iinfo(np.int64).max  #: costs of free pages, and of those that stay
 
 
