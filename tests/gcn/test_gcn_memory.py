@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nanokv.device.gcn.errors import MemoryFault, NotWaited
+from nanokv.device.emulation.errors import MemoryFault, NotWaited
 from nanokv.device.gcn.registers import LANES
 from tests.support.gcn_text import executed, lanes_of
 
