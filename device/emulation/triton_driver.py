@@ -1,9 +1,9 @@
 """Triton's driver for a machine: unmodified `kernel[grid](...)` calls run on it, on tensors of the CPU.
 
 Kernels go through Triton's own specialisation and compiler for a GPU that is not there, up to the text of its code; no
-assembler is called. Nothing of Triton is changed but its active driver and, as long as a machine is in use, the backend,
-of which a subclass stops at the text. What was compiled is kept by Triton per device, in memory and in its cache on
-disk; none of it holds a machine.
+assembler is called. Nothing of Triton is changed but its active driver and, as long as a machine is in use, its
+backend, of which a subclass stops at the text. What was compiled is kept by Triton per device, in memory and in its
+cache on disk; none of it holds a machine.
 """
 
 import threading
@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # Triton and torch are imported when a driver is used
     from triton.backends.compiler import GPUTarget
 
 _MOST_THREADS = 1024  #: of a CTA
+_BEFORE = 4  #: what Triton passes before the kernel's arguments: metadata, packed and not, and two hooks
 _context = threading.RLock()
 _launching = threading.RLock()
 
@@ -78,7 +79,7 @@ class Driver(ABC):
     def get_current_device(self) -> int:
         return self._device
 
-    def set_current_device(self, device: int) -> None:
+    def set_current_device(self, device: int) -> None:  # noqa: B027 - for all drivers
         """There is one."""
 
     def get_current_stream(self, device: int) -> int:
@@ -110,23 +111,11 @@ class _Launcher:
         if getattr(metadata, "num_ctas", 1) != 1:
             raise Malformed("a cluster of CTAs")
 
-    def __call__(
-        self,
-        x: int,
-        y: int,
-        z: int,
-        stream: int,
-        text: str,
-        packed: Any,
-        about: Any,
-        enter: Any,
-        leave: Any,
-        *args: Any,
-    ) -> None:
+    def __call__(self, x: int, y: int, z: int, stream: int, text: str, *rest: Any) -> None:
         from triton.runtime.driver import driver
 
         arguments: list[tuple[str, Any]] = []
-        for (name, kind), value in zip(self._signature.items(), args, strict=True):
+        for (name, kind), value in zip(self._signature.items(), rest[_BEFORE:], strict=True):
             arguments += flattened(name, kind, value)
         active = driver._active
         if not isinstance(active, self._kind):

@@ -36,9 +36,8 @@ class HostMemory(ProcessMemory):
         return mapped() if self._given is None else [*self._given, *self._own]
 
     def described(self, address: int) -> str:
-        return super().described(address) + (
-            "" if self._given is None else ", or in none of the ranges that were given"
-        )
+        where = super().described(address)
+        return where if self._given is None else f"{where}, or not in the ranges that were given"
 
     def check(self, addresses: Addresses, width: int) -> None:
         """All bytes are mapped, and lanes are aligned as far as the hardware wants it.
