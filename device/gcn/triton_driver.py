@@ -22,7 +22,9 @@ _PROPERTIES = {"max_shared_mem": LDS_BYTES, "multiprocessor_count": 304, "warpSi
 class GcnDriver(Driver):
     """Stands in for Triton's driver of AMD's GPUs."""
 
-    backend, text, binary = "amd", "amdgcn", "hsaco"
+    backend = "amd"
+    text = "amdgcn"
+    binary = "hsaco"
 
     def __init__(self, machine: Machine, architecture: str) -> None:
         super().__init__(GPUTarget("hip", architecture, LANES), _DEVICE, _PROPERTIES)

@@ -18,8 +18,9 @@ from nanokv.device.ptx.writer import helper
 HALVES = ("f16", "bf16", "f16x2", "bf16x2")
 _CANONICAL = {2: 0x7FFF, 4: 0x7FFFFFFF, 8: 0x7FFFFFFFFFFFFFFF}  #: NaN by width in bytes
 
-for _shared in (fma, from_bf16, to_integers):
-    helper(_shared)
+helper(fma)
+helper(from_bf16)
+helper(to_integers)
 
 
 def to_odd_f32(values: Array) -> Array:

@@ -29,7 +29,9 @@ _PROPERTIES = {
 class PtxDriver(Driver):
     """Stands in for Triton's CUDA driver."""
 
-    backend, text, binary = "nvidia", "ptx", "cubin"
+    backend = "nvidia"
+    text = "ptx"
+    binary = "cubin"
 
     def __init__(self, machine: Machine, capability: int) -> None:
         from triton.backends.compiler import GPUTarget
