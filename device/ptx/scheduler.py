@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from nanokv.device.emulation.arguments import Grid
 from nanokv.device.emulation.errors import EmulatorError, NoProgress, Unsupported
 from nanokv.device.ptx.access import Memory
 from nanokv.device.ptx.blocks import Style
 from nanokv.device.ptx.counting import Price, one_per_access
 from nanokv.device.ptx.host_memory import TensorMemory
-from nanokv.device.ptx.launch import Cta, Grid, Launch
+from nanokv.device.ptx.launch import Cta, Launch
 from nanokv.device.ptx.report import Finding, LaunchCounts, Report
 from nanokv.device.ptx.warp import Warp
 
