@@ -57,7 +57,7 @@ class Crew:
             remove_world(name, force=True)
 
     def peers(self, count: int) -> list[Peer]:
-        """So many processes; those that do not run yet are started."""
+        """Return so many processes; those that do not run yet are started."""
         new = [self._stack.enter_context(Peer()) for _ in range(len(self._peers), count)]
         for peer in new:
             peer.answer(STARTUP)
