@@ -17,8 +17,9 @@ Two public faces for users' kernels stand on top:
     library    the device functions that a kernel may call, under names that stay, with checked arguments
     remote     loads, stores and atomics on other ranks' memory, with the signatures of ROCm Iris
 
-two for authors of any kernel:
+two for authors of any kernel, on what both need (`emulation`):
 
+    emulation  memory, floats and Triton's driver of a GPU that is not there
     ptx        a machine that runs compiled Triton kernels without a GPU
     gcn        the same for the machine code of AMD GPUs
     fabric     A reader on another host: it sees the owner's memory only by transfers, in rounds

@@ -167,10 +167,8 @@ class Written:
     def __init__(self, device: torch.device, settings: GpuSettings, tokens: int) -> None:
         self.device, self.tokens, self.blocks = device, tokens, tokens // BLOCK
         laps = settings.write_laps + settings.warm
-        room = 4 * self.blocks
         self.nbytes = LAYERS * 2 * BLOCK * HEADS * SIZE * 2  # of an object
-        extent = PAGE_BYTES << (self.nbytes // PAGE_BYTES - 1).bit_length()
-        self.segment = OneSegment(device, room * extent, PAGE_BYTES, slots=room)
+        self.segment = OneSegment.with_room(device, 4 * self.blocks, self.nbytes, PAGE_BYTES)
         shape = (settings.write_layers, self.blocks, BLOCK, HEADS, SIZE)
         self.k, self.v = (torch.zeros(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
         news = (laps, tokens, HEADS, SIZE) if tokens <= BLOCK * BLOCK else (4, tokens, HEADS, SIZE)

@@ -64,9 +64,7 @@ def measure(device: torch.device, settings: GpuSettings, size: int) -> dict[str,
         Unsound: bytes or statuses were wrong.
     """
     count, laps = settings.objects, settings.laps + settings.warm
-    pages = -(-size // settings.page_bytes)
-    extent = settings.page_bytes << (pages - 1).bit_length()
-    segment = OneSegment(device, 2 * count * extent, settings.page_bytes, slots=2 * count)
+    segment = OneSegment.with_room(device, 2 * count, size, settings.page_bytes)
     objects = Objects(segment, count, size, laps)
     ways = [make(objects) for make in WAYS]
     for way in ways:

@@ -1,5 +1,7 @@
 """One segment on a device, and the machine of its only rank."""
 
+from typing import Self
+
 import numpy as np
 import torch
 
@@ -35,6 +37,13 @@ class OneSegment:
         table = self.geometry.world_table(0, 1, [self.raw.data_ptr()])
         self.machine = LaunchMachine(self.geometry, table, [self.raw], device)
         self.world = self.machine.table_address
+
+    @classmethod
+    def with_room(cls, device: torch.device, objects: int, nbytes: int, page_bytes: int) -> Self:
+        """A segment with slots, and extents of a power of two of pages, for so many objects."""
+        pages = -(-nbytes // page_bytes)
+        extent = page_bytes << (pages - 1).bit_length()
+        return cls(device, objects * extent, page_bytes, slots=objects)
 
     def empty_ring(self) -> None:
         """Take every hint out of the ring, on the current stream. Only while no operation is in flight."""

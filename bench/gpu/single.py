@@ -23,9 +23,7 @@ def measure(device: torch.device, settings: GpuSettings) -> dict[str, Any]:
         Unsound: bytes or statuses were wrong.
     """
     size, chain, laps = settings.single_bytes, settings.chain, settings.single_laps + settings.warm
-    pages = -(-size // settings.page_bytes)
-    extent = settings.page_bytes << (pages - 1).bit_length()
-    segment = OneSegment(device, 4 * chain * extent, settings.page_bytes, slots=4 * chain)
+    segment = OneSegment.with_room(device, 4 * chain, size, settings.page_bytes)
     one, many = Objects(segment, 1, size, laps, settings.single_sources), Objects(segment, chain, size, laps)
     for objects in (one, many):
         objects.compile()

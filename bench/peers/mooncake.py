@@ -128,13 +128,9 @@ class MooncakeSharedMemory(_Mooncake):
     """`put_from` and `get_into` of buffers in the pool that this process shares with the one that has the memory."""
 
     name = "Mooncake shared memory"
-    guarantees = Guarantees(
-        keys="yes",
-        allocation="by the master, which is asked before and told after each put",
+    guarantees = MooncakeTCP.guarantees._replace(
         process="the memory is another process's, which is asked and copies each time; the master is a third one",
         copies="1 and 1, by the other process, if the tensor is in its pool: engines copy it in and out, not counted",
-        checksum="none",
-        promise="every client of the master can get the object, which has one copy",
     )
 
     def _connect(self) -> int:

@@ -14,7 +14,6 @@ from nanokv.bench.suite.settings import MIB
 
 _PAGE = 4096
 _SMALL_HEAP = 1 * MIB  #: of this node, which has no objects
-_PROMISE = "every node can get the object, which has one copy; torn reads are noticed and repeated"
 
 
 class _NanoKVCluster(System):
@@ -78,7 +77,7 @@ class NanoKVClusterTCP(_NanoKVCluster):
         process="the memory is another process's, where a thread of UCX sends what a get reads, and one pulls a put",
         copies="by the kernel's TCP over loopback, into a socket and out of it; 1 more in a get",
         checksum="off, as by default",
-        promise=_PROMISE,
+        promise="every node can get the object, which has one copy; torn reads are noticed and repeated",
     )
 
 
@@ -87,11 +86,7 @@ class NanoKVClusterSharedMemory(_NanoKVCluster):
 
     name = "NanoKV cluster, shared memory"
     transport = TRANSPORTS["shared memory"]
-    guarantees = Guarantees(
-        keys="yes, hashed in the call",
-        allocation="by the owner, which is asked by each put",
+    guarantees = NanoKVClusterTCP.guarantees._replace(
         process="the memory is another process's, which is asked by puts alone",
         copies="1 and 2, by the kernel (cross-memory attach), and out of memory that is registered",
-        checksum="off, as by default",
-        promise=_PROMISE,
     )

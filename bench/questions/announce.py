@@ -11,7 +11,6 @@ import torch
 from nanokv.bench.suite.distribution import Durations, latency
 from nanokv.bench.suite.figure import Figure
 from nanokv.bench.suite.question import Question, Run
-from nanokv.bench.suite.turns import in_turns
 from nanokv.bench.suite.worlds import OWNER, SYSTEMS, MeasuredWorld
 
 HEAP_BYTES = 16 << 20
@@ -51,20 +50,18 @@ def measure(run: Run) -> Iterator[Figure]:
     """Every heap; v2 and v1 take turns."""
     for heap in run.settings.heaps:
         ways = {(heap, SYSTEMS[alloc]): partial(repetition, run, heap, alloc) for alloc in run.settings.allocs}
-        for (_, system), found in in_turns(ways, run.settings.repeats, say=run.say).items():
+        for (_, system), found in run.in_turns(ways).items():
             for poller in ("asleep", "busy"):
                 case = {"heap": heap, "poller": poller, "system": system}
                 yield latency("announce", case, [one[poller] for one in found])
 
 
 QUESTION = Question(
-    name="announce",
-    asks="How soon does the owner's listener hear of a put?",
-    measure=measure,
-    how=(
-        "From the return of put to the call of a listener of the rank whose segment got the object; in heap shm "
-        "that is another process, with the same clock. The poller sleeps before each put, or puts come as fast as "
-        "they can and it takes them in batches. 0 means that the listener was called before put returned, as "
-        "happens where v1 waits for its master's answer."
-    ),
+    "announce",
+    "How soon does the owner's listener hear of a put?",
+    measure,
+    "From the return of put to the call of a listener of the rank whose segment got the object; in heap shm "
+    "that is another process, with the same clock. The poller sleeps before each put, or puts come as fast as "
+    "they can and it takes them in batches. 0 means that the listener was called before put returned, as "
+    "happens where v1 waits for its master's answer.",
 )

@@ -18,7 +18,6 @@ from nanokv.bench.suite.figure import Case, Figure
 from nanokv.bench.suite.question import Question, Run
 from nanokv.bench.suite.settings import KIB
 from nanokv.bench.suite.timing import Samples
-from nanokv.bench.suite.turns import in_turns
 from nanokv.bench.suite.worlds import OWNER, MeasuredWorld
 from nanokv.types import KeyDigest
 
@@ -82,7 +81,7 @@ def measure(run: Run) -> Iterator[Figure]:
             return bursts(world, count)
 
     heaps = [heap for heap in POLLERS if heap in run.settings.heaps]
-    found = in_turns({heap: partial(once, heap) for heap in heaps}, run.settings.repeats, say=run.say)
+    found = run.in_turns({heap: partial(once, heap) for heap in heaps})
     for heap, repetitions in found.items():
         for operation in OPERATIONS:
             case: Case = {"operation": operation, "size": SIZE, "poller": POLLERS[heap]}

@@ -53,18 +53,16 @@ def why_not(settings: Settings) -> str | None:
 
 
 QUESTION = Question(
-    name="cluster",
-    asks="How long do get and put take at another node of a cluster, beside bare transfers?",
-    measure=measure,
-    how=(
-        "Two processes, each a node: one has the objects, the other one calls; beside each call, in turns, NIXL "
-        "alone over the same link, each transfer made anew. Beside a get of 1 KiB: four reads of 64 B, or two where "
-        "events have told the location; beside a larger one: one read of as many bytes. Beside a put: a write of as "
-        "many bytes, which nobody could fence, and a message with its answer. Bare transfers go to 64 MiB in turn, "
-        "as objects lie in different places. A get_many goes into the rows of a tensor, or (new tensors) returns a "
-        "list. What is put lies in registered memory, as an engine's cache does; up to 64 KiB travel in the "
-        "question. It evicts what was put before."
-    ),
+    "cluster",
+    "How long do get and put take at another node of a cluster, beside bare transfers?",
+    measure,
+    "Two processes, each a node: one has the objects, the other one calls; beside each call, in turns, NIXL "
+    "alone over the same link, each transfer made anew. Beside a get of 1 KiB: four reads of 64 B, or two where "
+    "events have told the location; beside a larger one: one read of as many bytes. Beside a put: a write of as "
+    "many bytes, which nobody could fence, and a message with its answer. Bare transfers go to 64 MiB in turn, "
+    "as objects lie in different places. A get_many goes into the rows of a tensor, or (new tensors) returns a "
+    "list. What is put lies in registered memory, as an engine's cache does; up to 64 KiB travel in the "
+    "question. It evicts what was put before.",
     beside=("system", "NIXL alone"),
     why_not=why_not,
 )

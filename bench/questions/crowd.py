@@ -8,11 +8,10 @@ import torch
 
 from nanokv.bench.suite.distribution import latency
 from nanokv.bench.suite.figure import Case, Figure
-from nanokv.bench.suite.question import Question, Run
+from nanokv.bench.suite.question import Question, Run, needs_processes
 from nanokv.bench.suite.ring import Mismatch
 from nanokv.bench.suite.settings import Settings
 from nanokv.bench.suite.timing import Samples
-from nanokv.bench.suite.turns import in_turns
 from nanokv.bench.suite.worlds import OWNER
 
 PAGE = 256  #: bytes of a page, and of an object
@@ -43,7 +42,7 @@ def measure(run: Run) -> Iterator[Figure]:
     """A thousand objects and a million take turns."""
     counts = (FEW, run.settings.objects)
     ways = {f"{count:,} objects": partial(repetition, run, count) for count in counts}
-    found = dict(zip(counts, in_turns(ways, run.settings.repeats, say=run.say).values(), strict=True))
+    found = dict(zip(counts, run.in_turns(ways).values(), strict=True))
     for operation in ("put", "get"):
         for count, repetitions in found.items():
             case: Case = {"operation": operation, "objects": count}
@@ -52,20 +51,16 @@ def measure(run: Run) -> Iterator[Figure]:
 
 def why_not(settings: Settings) -> str | None:
     """Why these settings have no answer."""
-    if "shm" not in settings.heaps:
-        return "it needs two processes: heap shm"
-    return None if settings.objects > FEW else f"--objects must be above {FEW}"
+    return needs_processes(settings) or (None if settings.objects > FEW else f"--objects must be above {FEW}")
 
 
 QUESTION = Question(
-    name="crowd",
-    asks="What do a million objects in a segment cost a put and a get?",
-    measure=measure,
-    how=(
-        "One process puts and gets objects of 256 bytes at random in the segment of another, whose poller and "
-        "sweeper run. A put is removed at once, untimed. A segment with a thousand objects and one with a million "
-        "take turns; each repetition is a world of its own."
-    ),
+    "crowd",
+    "What do a million objects in a segment cost a put and a get?",
+    measure,
+    "One process puts and gets objects of 256 bytes at random in the segment of another, whose poller and "
+    "sweeper run. A put is removed at once, untimed. A segment with a thousand objects and one with a million "
+    "take turns; each repetition is a world of its own.",
     beside=("objects", FEW),
     why_not=why_not,
 )

@@ -9,10 +9,9 @@ import torch
 from nanokv import Hold, NanoKVCache
 from nanokv.bench.suite.distribution import latency
 from nanokv.bench.suite.figure import Figure
-from nanokv.bench.suite.question import Question, Run
-from nanokv.bench.suite.settings import KIB, Settings
+from nanokv.bench.suite.question import Question, Run, needs_processes
+from nanokv.bench.suite.settings import KIB
 from nanokv.bench.suite.timing import Samples
-from nanokv.bench.suite.turns import in_turns
 from nanokv.bench.suite.worlds import OWNER
 from nanokv.errors import OutOfMemory
 
@@ -98,26 +97,19 @@ def repetition(run: Run, pages: int) -> dict[str, Samples]:
 def measure(run: Run) -> Iterator[Figure]:
     """All kinds, in one world after the other."""
     pages = run.settings.pages
-    (found,) = in_turns({f"{pages} pages": partial(repetition, run, pages)}, run.settings.repeats, say=run.say).values()
+    (found,) = run.in_turns({f"{pages} pages": partial(repetition, run, pages)}).values()
     for kind in KINDS:
         yield latency("full", {"size": SIZE, "segment": kind}, [one[kind] for one in found])
 
 
-def why_not(settings: Settings) -> str | None:
-    """Why these settings have no answer."""
-    return None if "shm" in settings.heaps else "it needs two processes: heap shm"
-
-
 QUESTION = Question(
-    name="full",
-    asks="What does a full segment cost a put?",
-    measure=measure,
-    how=(
-        "One process puts objects of 64 KiB into the segment of another, whose poller runs. Turns of puts into the "
-        "full segment, where each evicts, and of puts with room. The refusals are those of a segment in which "
-        "nothing may go: every object is kept; there, the time includes the raising and catching of OutOfMemory. "
-        "Each repetition is a world of its own."
-    ),
+    "full",
+    "What does a full segment cost a put?",
+    measure,
+    "One process puts objects of 64 KiB into the segment of another, whose poller runs. Turns of puts into the "
+    "full segment, where each evicts, and of puts with room. The refusals are those of a segment in which "
+    "nothing may go: every object is kept; there, the time includes the raising and catching of OutOfMemory. "
+    "Each repetition is a world of its own.",
     beside=("segment", KINDS[0]),
-    why_not=why_not,
+    why_not=needs_processes,
 )

@@ -11,7 +11,6 @@ from time import perf_counter
 from nanokv.bench.suite.environment import child_environment
 from nanokv.bench.suite.figure import Figure, quantity
 from nanokv.bench.suite.question import Question, Run
-from nanokv.bench.suite.turns import in_turns
 
 FIRST_PUT = """\
 import json, time, torch, nanokv.cache.cache
@@ -60,7 +59,7 @@ def measure(run: Run) -> Iterator[Figure]:
     """All programs in turns."""
     with TemporaryDirectory() as bytecode:
         ways = {name: partial(run_program, program, environment(bytecode)) for name, program in PROGRAMS.items()}
-        found = in_turns(ways, run.settings.repeats, warm_up=1, say=run.say)
+        found = run.in_turns(ways, warm_up=1)
     seconds = {name: [took for took, _ in runs] for name, runs in found.items()}
     for name, values in seconds.items():
         yield quantity("imports", {"process": name}, "s", "lower", values)
@@ -72,13 +71,11 @@ def measure(run: Run) -> Iterator[Figure]:
 
 
 QUESTION = Question(
-    name="imports",
-    asks="How long do an import and a first put take in a fresh process?",
-    measure=measure,
-    how=(
-        "Wall time of whole processes, in turns, after one lap that does not count: files are in the page cache, "
-        "compiled code and Python's bytecode on disk. `import nanokv` is lazy, `import nanokv.cache.cache` is not. "
-        "`first put` is what a program pays: the interpreter, torch, the compiled code, a world of two ranks, one put, "
-        "and the end; the steps are taken by the clock of that process."
-    ),
+    "imports",
+    "How long do an import and a first put take in a fresh process?",
+    measure,
+    "Wall time of whole processes, in turns, after one lap that does not count: files are in the page cache, "
+    "compiled code and Python's bytecode on disk. `import nanokv` is lazy, `import nanokv.cache.cache` is not. "
+    "`first put` is what a program pays: the interpreter, torch, the compiled code, a world of two ranks, one put, "
+    "and the end; the steps are taken by the clock of that process.",
 )

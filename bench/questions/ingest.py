@@ -21,12 +21,9 @@ from nanokv import NanoKVCache, local_world
 from nanokv.bench.suite.distribution import Durations, latency
 from nanokv.bench.suite.figure import Case, Figure, quantity
 from nanokv.bench.suite.other_process import Peer
-from nanokv.bench.suite.question import Question, Run
-from nanokv.bench.suite.settings import Settings
-from nanokv.bench.suite.turns import in_turns
+from nanokv.bench.suite.question import Question, Run, needs_processes
 from nanokv.bench.suite.worlds import OWNER
 from nanokv.device.segment.layout import OBJ_HEADER
-from nanokv.heap import shm
 from nanokv.types import KeyDigest
 
 SIZE = 64  #: bytes of an object, and of a page
@@ -177,20 +174,15 @@ def measure(run: Run) -> Iterator[Figure]:
             return lags(world.cache, world.owner, -(-settings.rounds // STREAM))
 
     ways = {rounds: partial(rates, rounds, objects) for rounds in (NATIVE, NUMPY)}
-    for rounds, found in in_turns(ways, settings.repeats, warm_up=1, say=run.say).items():
+    for rounds, found in run.in_turns(ways, warm_up=1).items():
         for what in (STORED, REMOVED):
             case: Case = {"what": "announcements", "rounds": rounds, "of objects": what, "count": objects}
             yield quantity("ingest", case, "M/s", "higher", [one[what] for one in found])
-    if why_no_lag(settings) is None:
-        repetitions = in_turns({"lag": lag}, settings.repeats, say=run.say)["lag"]
+    if needs_processes(settings) is None:
+        repetitions = run.in_turns({"lag": lag})["lag"]
         yield latency(
             "ingest", {"what": "lag of the index, poller busy", "of objects": STORED, "count": STREAM}, repetitions
         )
-
-
-def why_no_lag(settings: Settings) -> str | None:
-    """Why the lag cannot be measured, or None."""
-    return shm.why_not() if "shm" in settings.heaps else "it needs --heap shm"
 
 
 QUESTION = Question(

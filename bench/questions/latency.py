@@ -29,7 +29,6 @@ from nanokv.bench.suite.ring import (
 )
 from nanokv.bench.suite.settings import KIB, show_size
 from nanokv.bench.suite.timing import Samples
-from nanokv.bench.suite.turns import in_turns
 from nanokv.bench.suite.worlds import SYSTEMS
 
 COPY = "copy_"  #: the system that is torch's plain copy
@@ -108,11 +107,11 @@ def measure(run: Run) -> Iterator[Figure]:
                     (heap, show_size(size), SYSTEMS[alloc]): partial(repetition, run, heap, alloc, size)
                     for alloc in settings.allocs
                 }
-                found = in_turns(ways, settings.repeats, say=run.say)
+                found = run.in_turns(ways)
                 yield from _figures({"heap": heap, "size": size}, {way[-1]: rows for way, rows in found.items()})
                 if size == SIZE and "device" in settings.allocs:
                     alone = {(heap, show_size(size), "beside a busy thread"): partial(beside_busy, run, heap)}
-                    (busy,) = in_turns(alone, settings.repeats, say=run.say).values()
+                    (busy,) = run.in_turns(alone).values()
                     yield from _figures({"heap": heap, "size": size}, {SYSTEMS["device"]: busy})
 
 
@@ -133,20 +132,18 @@ def _figures(case: Case, found: dict[str, list[Rows]]) -> Iterator[Figure]:
 _figure = partial(latency, "latency")
 
 QUESTION = Question(
-    name="latency",
-    asks="How long does each call take, beside a plain copy of the same bytes?",
-    measure=measure,
-    how=(
-        "Closed loop: the next call begins when the last one has returned. Rank 0 puts into the segment of rank 1 "
-        "and reads from there; heap local is one process, shm two. The heap holds a ring of objects: each round "
-        "removes the oldest, puts a new one, and reads one from the middle into a tensor of the caller (get) and "
-        "into a new one (get new). Plain copies (copy_; clone for get new) walk a twin of the ring in the same "
-        "segment, and take turns with the calls at being first. torch.empty: a new tensor alone. A repetition is a "
-        "world of its own, whose first lap does not count; v2 and v1 take turns. Bytes are compared before and after "
-        "the rounds, untimed. Up to 64 KiB v2 has more rows, which take turns with these in the same ring: put "
-        "without a preferred segment (default), keys of bytes (bytes key), float32 tensors, and two kinds of tensors "
-        "by turns (two kinds); and prefix_length of 250 keys that are there. Busy: 1 KiB beside a thread of the same "
-        "process that computes in Python; at most 50,000 calls of each kind, or a second of them."
-    ),
+    "latency",
+    "How long does each call take, beside a plain copy of the same bytes?",
+    measure,
+    "Closed loop: the next call begins when the last one has returned. Rank 0 puts into the segment of rank 1 "
+    "and reads from there; heap local is one process, shm two. The heap holds a ring of objects: each round "
+    "removes the oldest, puts a new one, and reads one from the middle into a tensor of the caller (get) and "
+    "into a new one (get new). Plain copies (copy_; clone for get new) walk a twin of the ring in the same "
+    "segment, and take turns with the calls at being first. torch.empty: a new tensor alone. A repetition is a "
+    "world of its own, whose first lap does not count; v2 and v1 take turns. Bytes are compared before and after "
+    "the rounds, untimed. Up to 64 KiB v2 has more rows, which take turns with these in the same ring: put "
+    "without a preferred segment (default), keys of bytes (bytes key), float32 tensors, and two kinds of tensors "
+    "by turns (two kinds); and prefix_length of 250 keys that are there. Busy: 1 KiB beside a thread of the same "
+    "process that computes in Python; at most 50,000 calls of each kind, or a second of them.",
     beside=("system", COPY),
 )

@@ -10,11 +10,10 @@ import torch
 from nanokv import NanoKVCache
 from nanokv.bench.suite.distribution import latency
 from nanokv.bench.suite.figure import Case, Figure, quantity
-from nanokv.bench.suite.question import Question, Run
+from nanokv.bench.suite.question import Question, Run, needs_processes
 from nanokv.bench.suite.ring import Mismatch
-from nanokv.bench.suite.settings import KIB, Settings
+from nanokv.bench.suite.settings import KIB
 from nanokv.bench.suite.timing import Samples
-from nanokv.bench.suite.turns import in_turns
 from nanokv.bench.suite.worlds import OWNER
 
 SIZE = KIB  #: bytes of an object, and of a page
@@ -119,7 +118,7 @@ def repetition(run: Run, requests: int) -> dict[str, tuple[float, dict[int, Samp
 def measure(run: Run) -> Iterator[Figure]:
     """All loads, one after the other, again and again."""
     requests = run.settings.rounds_of(SIZE)
-    (found,) = in_turns({"all loads": partial(repetition, run, requests)}, run.settings.repeats, say=run.say).values()
+    (found,) = run.in_turns({"all loads": partial(repetition, run, requests)}).values()
     for operation in ("put", "get"):
         case: Case = {"operation": operation, "size": SIZE}
         rates = [one[operation][0] / 1e6 for one in found]
@@ -130,21 +129,14 @@ def measure(run: Run) -> Iterator[Figure]:
             yield latency("load", case, [one[operation][1][load] for one in found])
 
 
-def why_not(settings: Settings) -> str | None:
-    """Why these settings have no answer."""
-    return None if "shm" in settings.heaps else "it needs two processes: heap shm"
-
-
 QUESTION = Question(
-    name="load",
-    asks="How long do put and get take when requests come at times of their own?",
-    measure=measure,
-    how=(
-        "Open loop: each request has a time at which it is meant to begin, and its latency counts from then, also if "
-        "the client is still busy with the one before. The times are those of a Poisson process with a fixed seed, at "
-        "a rate that is a part of the capacity, which the same loop has measured just before with all times at 0. The "
-        "client spins until a request is due. Objects of 1 KiB go from one process into the segment of another; what "
-        "was put is removed between the loads."
-    ),
-    why_not=why_not,
+    "load",
+    "How long do put and get take when requests come at times of their own?",
+    measure,
+    "Open loop: each request has a time at which it is meant to begin, and its latency counts from then, also if "
+    "the client is still busy with the one before. The times are those of a Poisson process with a fixed seed, at "
+    "a rate that is a part of the capacity, which the same loop has measured just before with all times at 0. The "
+    "client spins until a request is due. Objects of 1 KiB go from one process into the segment of another; what "
+    "was put is removed between the loads.",
+    why_not=needs_processes,
 )

@@ -18,14 +18,12 @@ from nanokv.bench.suite.checked import check_object, check_same, random_bytes
 from nanokv.bench.suite.distribution import Durations, latency
 from nanokv.bench.suite.environment import torch_threads
 from nanokv.bench.suite.figure import Case, Figure, quantity
-from nanokv.bench.suite.question import Question, Run
+from nanokv.bench.suite.question import Question, Run, needs_processes
 from nanokv.bench.suite.ring import Mismatch
-from nanokv.bench.suite.settings import KIB, Settings
+from nanokv.bench.suite.settings import KIB
 from nanokv.bench.suite.timing import Samples
-from nanokv.bench.suite.turns import in_turns
 from nanokv.bench.suite.twin import places
 from nanokv.bench.suite.worlds import OWNER, MeasuredWorld
-from nanokv.heap import shm
 from nanokv.types import Key
 
 OBJECTS, SIZE = 256, 4 * KIB
@@ -151,7 +149,7 @@ def measure(run: Run) -> Iterator[Figure]:
             return laps(world, keys, count_sets, count)
 
     with torch_threads(1):
-        found = in_turns({keys: partial(once, keys) for keys in KEYS}, run.settings.repeats, say=run.say)
+        found = run.in_turns({keys: partial(once, keys) for keys in KEYS})
     for keys, repetitions in found.items():
         yield from _figures(keys, repetitions)
 
@@ -175,11 +173,6 @@ def per_object(samples: Samples, objects: int) -> Durations:
     return np.rint(samples.ns / objects).astype(np.int64)
 
 
-def why_not(settings: Settings) -> str | None:
-    """Why this question cannot be asked: it is about two processes."""
-    return shm.why_not() if "shm" in settings.heaps else "it needs --heap shm"
-
-
 QUESTION = Question(
     "many",
     "What does an object cost in a call about many?",
@@ -189,5 +182,5 @@ QUESTION = Question(
     "or out of a segment of the world; `above the copy` is the difference of the two medians. Keys are made before; a "
     "str is hashed in the call, as in a program, a digest was hashed before. `Digests, rows`: the keys are one "
     "Digests, and the tensors the rows of one.",
-    why_not=why_not,
+    why_not=needs_processes,
 )

@@ -15,7 +15,7 @@ import torch
 
 from nanokv import NanoKVCache, local_world
 from nanokv.bench.suite.figure import Case, Figure, quantity
-from nanokv.bench.suite.question import Question, Run
+from nanokv.bench.suite.question import Question, Run, needs_processes
 from nanokv.bench.suite.settings import Settings
 from nanokv.bench.suite.turns import in_turns
 from nanokv.bench.suite.worlds import OWNER, PAGE_BYTES, Worlds
@@ -23,7 +23,6 @@ from nanokv.cache.engine import plan_geometry
 from nanokv.config import Options
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import REGIONS
-from nanokv.heap import shm
 
 SIZE = 64  #: bytes of an object, and of a page
 SPARE = 1024  #: pages
@@ -116,7 +115,7 @@ def why_no_index(settings: Settings) -> str | None:
     """Why the index cannot be measured, or None."""
     if not Path("/proc/self/status").exists():
         return "this system does not tell how much private memory a process has"
-    return shm.why_not() if "shm" in settings.heaps else "it needs --heap shm"
+    return needs_processes(settings)
 
 
 QUESTION = Question(

@@ -17,12 +17,9 @@ import torch
 from nanokv.bench.suite.checked import check_same
 from nanokv.bench.suite.environment import torch_threads
 from nanokv.bench.suite.figure import Case, Figure, quantity
-from nanokv.bench.suite.question import Question, Run
-from nanokv.bench.suite.settings import Settings
-from nanokv.bench.suite.turns import in_turns
+from nanokv.bench.suite.question import Question, Run, needs_processes
 from nanokv.bench.suite.worlds import OWNER, MeasuredWorld
 from nanokv.errors import NanoKVError
-from nanokv.heap import shm
 from nanokv.transfer.paged import PagedKV
 
 LAYERS, BLOCKS, TOKENS, HEADS, DIM = 16, 32, 16, 8, 128
@@ -188,7 +185,7 @@ def measure(run: Run) -> Iterator[Figure]:
         with run.worlds.open("shm", "device", 4 * whole, page_bytes=whole // BLOCKS // LAYERS) as world:
             return repetition(world, passes)
 
-    repetitions = in_turns({"all": once}, run.settings.repeats, say=run.say)["all"]
+    repetitions = run.in_turns({"all": once})["all"]
     for way in (COMPUTE, IO, *TOGETHER):
         yield quantity(
             "overlap", {"what": "time of a pass", "how": way}, "us", "lower", [usual(one, way) for one in repetitions]
@@ -211,11 +208,6 @@ def hidden(times: Times, way: str) -> float:
     return median(100 * (took[COMPUTE] + took[IO] - took[way]) / took[IO] for took in times)
 
 
-def why_not(settings: Settings) -> str | None:
-    """Why this question cannot be asked: it is about two processes."""
-    return shm.why_not() if "shm" in settings.heaps else "it needs --heap shm"
-
-
 QUESTION = Question(
     "overlap",
     "How much of the time to store KV does a prefill on a CPU hide behind its compute?",
@@ -225,5 +217,5 @@ QUESTION = Question(
     "turns, pass by pass. Hidden: what compute and I/O take one after the other, less what both take together, as a "
     "share of the I/O, turn by turn. What is hidden in a thread beside it needs a processor of its own.",
     beside=("how", COMPUTE),
-    why_not=why_not,
+    why_not=needs_processes,
 )

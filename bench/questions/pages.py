@@ -16,15 +16,13 @@ from nanokv.bench.suite.checked import check_object, check_same, random_bytes
 from nanokv.bench.suite.distribution import latency
 from nanokv.bench.suite.environment import torch_threads
 from nanokv.bench.suite.figure import Case, Figure, quantity
-from nanokv.bench.suite.question import Question, Run
-from nanokv.bench.suite.settings import KIB, MIB, Settings
+from nanokv.bench.suite.question import Question, Run, needs_processes
+from nanokv.bench.suite.settings import KIB, MIB
 from nanokv.bench.suite.timing import Samples
-from nanokv.bench.suite.turns import in_turns
 from nanokv.bench.suite.worlds import OWNER, PAGE_BYTES, MeasuredWorld
 from nanokv.cache.engine import plan_geometry
 from nanokv.config import Options
 from nanokv.device.segment.geometry import Geometry
-from nanokv.heap import shm
 
 PAGES = (64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB)
 SIZES = (MIB // 2, MIB, 2 * MIB, 4 * MIB, 8 * MIB)
@@ -116,10 +114,10 @@ def repetition(run: Run, page_bytes: int) -> dict[int, dict[str, Samples]]:
 def measure(run: Run) -> Iterator[Figure]:
     """What is computed first; then the calls, where the page sizes take turns."""
     yield from _computed()
-    if why_no_calls(run.settings) is not None:
+    if needs_processes(run.settings) is not None:
         return
     ways = {page_bytes: partial(repetition, run, page_bytes) for page_bytes in PAGES}
-    found = in_turns(ways, run.settings.repeats, say=run.say)
+    found = run.in_turns(ways)
     for operation in ("put", "get"):
         for size in SIZES:
             for page_bytes, repetitions in found.items():
@@ -140,11 +138,6 @@ def _computed() -> Iterator[Figure]:
                 what: Case = {"what": "lost to rounding", "model": name, "object": part, "object size": size}
                 share = lost(geometry, size)
                 yield quantity("pages", what | {"page size": page_bytes}, "%", "lower", [share], note)
-
-
-def why_no_calls(settings: Settings) -> str | None:
-    """Why put and get cannot be measured, or None."""
-    return shm.why_not() if "shm" in settings.heaps else "it needs --heap shm"
 
 
 QUESTION = Question(

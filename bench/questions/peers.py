@@ -118,16 +118,14 @@ def why_not(settings: Settings) -> str | None:
 
 
 QUESTION = Question(
-    name="peers",
-    asks="How long do put and get take beside other systems, in the same run and on the same bytes?",
-    measure=measure,
-    how=(
-        "Closed loop, one client. Each system is in a process of its own, and most have others beside it; all get the "
-        "same payload and hold as many objects: each round removes the oldest, puts a new one, and reads one from the "
-        "middle into a tensor of the caller. The systems take short turns, A B C A B C; the first rounds of a turn do "
-        "not count. The bytes read are compared with those put, untimed. What a call pays for differs: the notes "
-        "say it, system by system. docs/peers.md says how each is run."
-    ),
+    "peers",
+    "How long do put and get take beside other systems, in the same run and on the same bytes?",
+    measure,
+    "Closed loop, one client. Each system is in a process of its own, and most have others beside it; all get the "
+    "same payload and hold as many objects: each round removes the oldest, puts a new one, and reads one from the "
+    "middle into a tensor of the caller. The systems take short turns, A B C A B C; the first rounds of a turn do "
+    "not count. The bytes read are compared with those put, untimed. What a call pays for differs: the notes "
+    "say it, system by system. docs/peers.md says how each is run.",
     beside=("system", "NanoKV"),
     why_not=why_not,
 )

@@ -14,7 +14,6 @@ from nanokv.bench.suite.figure import Case, Figure, quantity
 from nanokv.bench.suite.question import Question, Run
 from nanokv.bench.suite.settings import KIB
 from nanokv.bench.suite.timing import Samples
-from nanokv.bench.suite.turns import in_turns
 
 PAGES = (64 * KIB, 256 * KIB)  #: bytes
 SIZES = (3, 5, 7, 12)  #: pages
@@ -77,7 +76,7 @@ def measure(run: Run) -> Iterator[Figure]:
                 f"{page_bytes // KIB} KiB, {shown(cut)}": partial(scattered, arena, page_bytes, cut, dice)
                 for cut in cuts
             }
-            found = in_turns(ways, run.settings.repeats, say=run.say)
+            found = run.in_turns(ways)
             for cut, ratios in zip(cuts, found.values(), strict=True):
                 for way in WAYS:
                     case: Case = {"page size": page_bytes, "pages": sum(cut), "pieces": shown(cut), "way": way}
@@ -90,12 +89,10 @@ def shown(cut: tuple[int, ...]) -> str:
 
 
 QUESTION = Question(
-    name="pieces",
-    asks="What would it cost to read an object that lies in several extents?",
-    measure=measure,
-    how=(
-        "A payload in k pieces is copied out, beside one of the same size that lies in one piece: by memcpy, and "
-        "by torch's copy. Each copy reads another place of an arena of four rings, so that the bytes are cold. A "
-        "figure is the ratio of the medians of 31 copies of each."
-    ),
+    "pieces",
+    "What would it cost to read an object that lies in several extents?",
+    measure,
+    "A payload in k pieces is copied out, beside one of the same size that lies in one piece: by memcpy, and "
+    "by torch's copy. Each copy reads another place of an arena of four rings, so that the bytes are cold. A "
+    "figure is the ratio of the medians of 31 copies of each.",
 )

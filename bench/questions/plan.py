@@ -13,12 +13,10 @@ import torch
 from nanokv.bench.suite.checked import check_object, random_bytes
 from nanokv.bench.suite.distribution import latency
 from nanokv.bench.suite.figure import Figure
-from nanokv.bench.suite.question import Question, Run
-from nanokv.bench.suite.settings import MIB, Settings
+from nanokv.bench.suite.question import Question, Run, needs_processes
+from nanokv.bench.suite.settings import MIB
 from nanokv.bench.suite.timing import Samples
-from nanokv.bench.suite.turns import in_turns
 from nanokv.bench.suite.worlds import OWNER, MeasuredWorld
-from nanokv.heap import shm
 
 SIZE = 2 * MIB
 HEAP_BYTES = 32 * SIZE
@@ -68,13 +66,8 @@ def measure(run: Run) -> Iterator[Figure]:
             return plans(world, run.settings.rounds_of(1, alloc))
 
     ways = {alloc: partial(once, alloc) for alloc in run.settings.allocs}
-    for alloc, repetitions in in_turns(ways, run.settings.repeats, say=run.say).items():
+    for alloc, repetitions in run.in_turns(ways).items():
         yield latency("plan", {"alloc": alloc, "what": "t_plan"}, repetitions)
-
-
-def why_not(settings: Settings) -> str | None:
-    """Why this question cannot be asked: it is about two processes."""
-    return shm.why_not() if "shm" in settings.heaps else "it needs --heap shm"
 
 
 QUESTION = Question(
@@ -84,5 +77,5 @@ QUESTION = Question(
     f"`open_for_write` of {SIZE // MIB} MiB in the segment of another process, which is v1's master; each call is "
     "timed by itself. The abort of the plan, which frees the pages again, is not timed. No byte of it is written.",
     beside=("alloc", "device"),
-    why_not=why_not,
+    why_not=needs_processes,
 )

@@ -12,7 +12,6 @@ from nanokv.bench.suite.question import Question, Run
 from nanokv.bench.suite.ring import Mismatch
 from nanokv.bench.suite.settings import KIB, MIB, show_size
 from nanokv.bench.suite.timing import Samples
-from nanokv.bench.suite.turns import in_turns
 
 RANKS, CALLS = 4, 2000
 SIZES = (4 * KIB, 64 * KIB, MIB)
@@ -56,19 +55,17 @@ def measure(run: Run) -> Iterator[Figure]:
     for size in SIZES:
         calls = max(min(run.settings.rounds, CALLS, HEAP // size), 1)
         ways = {show_size(size): partial(repetition, size, calls)}
-        (found,) = in_turns(ways, run.settings.repeats, say=run.say).values()
+        (found,) = run.in_turns(ways).values()
         for call, copies in sorted(found[0]):
             case: Case = {"size": size, "operation": call, "copies": copies}
             yield latency("replicas", case, [one[call, copies] for one in found])
 
 
 QUESTION = Question(
-    name="replicas",
-    asks="What do copies in other segments cost a put and a removal?",
-    measure=measure,
-    how=(
-        "Four ranks of one process, without their pollers: in a world of processes those take no time of the "
-        "producer's interpreter. Each repetition is a world of its own, whose first lap is dropped because it "
-        "touches the memory. `replicate` makes one copy of an object that has none."
-    ),
+    "replicas",
+    "What do copies in other segments cost a put and a removal?",
+    measure,
+    "Four ranks of one process, without their pollers: in a world of processes those take no time of the "
+    "producer's interpreter. Each repetition is a world of its own, whose first lap is dropped because it "
+    "touches the memory. `replicate` makes one copy of an object that has none.",
 )

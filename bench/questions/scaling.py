@@ -21,11 +21,9 @@ from nanokv.bench.suite.environment import torch_threads
 from nanokv.bench.suite.figure import Case, Figure, quantity
 from nanokv.bench.suite.other_process import Peer
 from nanokv.bench.suite.owner import digest
-from nanokv.bench.suite.question import Question, Run
+from nanokv.bench.suite.question import Question, Run, needs_processes
 from nanokv.bench.suite.ring import Mismatch
 from nanokv.bench.suite.settings import KIB, Settings
-from nanokv.bench.suite.turns import in_turns
-from nanokv.heap import shm
 
 SIZES = (KIB, 64 * KIB)
 SMALL = ((1, 1), (2, 1), (1, 2), (2, 2))  #: producers and owners, measured on every machine
@@ -113,7 +111,7 @@ def measure(run: Run) -> Iterator[Figure]:
     with Crew() as crew:
         for size in SIZES:
             ways = {shape: partial(repetition, crew, settings, *shape, size) for shape in shapes(settings)}
-            for shape, repetitions in in_turns(ways, settings.repeats, say=run.say).items():
+            for shape, repetitions in run.in_turns(ways).items():
                 yield from _figures(*shape, size, repetitions)
 
 
@@ -139,11 +137,6 @@ def crowded(processes: int) -> str:
     return f"{processes} processes on {cores} cores: they wait for each other" if processes > cores else ""
 
 
-def why_not(settings: Settings) -> str | None:
-    """Why this question cannot be asked: it is about several processes."""
-    return shm.why_not() if "shm" in settings.heaps else "it needs --heap shm"
-
-
 QUESTION = Question(
     "scaling",
     "How many puts a second do several producers bring into the segments of several owners?",
@@ -151,5 +144,5 @@ QUESTION = Question(
     "Each producer and each owner is a process; objects go to the owners in turn. Every put is timed by itself. The "
     "rate is that of all producers, from the first one's beginning to the last one's end; it includes the look at the "
     "clock. A producer has one thread of torch. Removals are not timed.",
-    why_not=why_not,
+    why_not=needs_processes,
 )

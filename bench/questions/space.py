@@ -14,7 +14,6 @@ from nanokv.bench.suite.figure import Figure, quantity
 from nanokv.bench.suite.question import Question, Run
 from nanokv.bench.suite.settings import Settings
 from nanokv.bench.suite.timing import Samples
-from nanokv.bench.suite.turns import in_turns
 
 MIXES: dict[str, tuple[float, ...]] = {"0.5 to 12 pages": (0.5, 1, 3, 5, 7, 12), "1 page": (1,), "12 pages": (12,)}
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -87,7 +86,7 @@ def of_mix(run: Run, mix: str) -> Iterator[Figure]:
     try:
         full = {name: heap.fill() for name, heap in heaps.items()}
         ways = {(mix, name): heap.repetition for name, heap in heaps.items()}
-        for (_, name), found in in_turns(ways, run.settings.repeats, say=run.say).items():
+        for (_, name), found in run.in_turns(ways).items():
             yield from _figures(mix, name, full[name], found)
     finally:
         for heap in heaps.values():
@@ -120,15 +119,13 @@ def why_not(settings: Settings) -> str | None:
 
 
 QUESTION = Question(
-    name="space",
-    asks="What do size classes cost, in bytes and in time?",
-    measure=measure,
-    how=(
-        "Objects of several sizes, equally often, are put into a heap until it is full, and on and on while others "
-        "are evicted: with the classes 1, 2, 4, ... 128 pages, and with the default ones. Both heaps take turns. "
-        "`lost` is what objects do not fill of their extents; after each thousand puts the bench looks at what the "
-        "heap holds."
-    ),
+    "space",
+    "What do size classes cost, in bytes and in time?",
+    measure,
+    "Objects of several sizes, equally often, are put into a heap until it is full, and on and on while others "
+    "are evicted: with the classes 1, 2, 4, ... 128 pages, and with the default ones. Both heaps take turns. "
+    "`lost` is what objects do not fill of their extents; after each thousand puts the bench looks at what the "
+    "heap holds.",
     beside=("classes", "powers of two"),
     why_not=why_not,
 )

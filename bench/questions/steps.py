@@ -18,9 +18,8 @@ import triton.language as tl
 from nanokv import NanoKVCache
 from nanokv.bench.suite.checked import check_object, check_same, random_bytes
 from nanokv.bench.suite.figure import Case, Figure, quantity
-from nanokv.bench.suite.question import Question, Run
-from nanokv.bench.suite.settings import KIB, Settings
-from nanokv.bench.suite.turns import in_turns
+from nanokv.bench.suite.question import Question, Run, needs_processes
+from nanokv.bench.suite.settings import KIB
 from nanokv.bench.suite.worlds import OWNER, MeasuredWorld
 from nanokv.device.machines.native_code import native_function
 from nanokv.device.memory.triton import copy_bytes, table64, word
@@ -30,7 +29,6 @@ from nanokv.device.protocol.status import OK
 from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.layout import WORD_BYTES
 from nanokv.device.segment.world_table import World
-from nanokv.heap import shm
 from nanokv.transfer.descriptors import described
 from nanokv.transfer.host_tensors import in_host_memory
 from nanokv.transfer.object_calls import checked_segment
@@ -241,15 +239,10 @@ def measure(run: Run) -> Iterator[Figure]:
         with run.worlds.open("shm", "device", HEAP_BYTES, page_bytes=PAGE_BYTES) as world:
             return repetition(world, loops)
 
-    repetitions = in_turns({"all": once}, run.settings.repeats, say=run.say)["all"]
+    repetitions = run.in_turns({"all": once})["all"]
     for operation, step in repetitions[0]:
         case: Case = {"operation": operation, "step": step, "size": SIZE}
         yield quantity("steps", case, "us", "lower", [one[operation, step] for one in repetitions])
-
-
-def why_not(settings: Settings) -> str | None:
-    """Why this question cannot be asked: it is about two processes."""
-    return shm.why_not() if "shm" in settings.heaps else "it needs --heap shm"
 
 
 QUESTION = Question(
@@ -260,5 +253,5 @@ QUESTION = Question(
     "its layers from outside in, each called alone with arguments that are ready; `compiled code alone` is a compiled "
     "loop, without Python. The steps of both operations need not add up to a layer: a processor does some at once, and "
     "caches are warmer in a loop of one thing.",
-    why_not=why_not,
+    why_not=needs_processes,
 )

@@ -8,7 +8,6 @@ import torch
 import nanokv
 from nanokv.bench.suite.figure import Figure, quantity
 from nanokv.bench.suite.question import Question, Run
-from nanokv.bench.suite.turns import in_turns
 from nanokv.host_poller.index import HeaderIndex
 from nanokv.host_poller.poller import SLOT_REST
 from nanokv.host_poller.sweeper import Sweeper
@@ -56,7 +55,7 @@ def measure(run: Run) -> Iterator[Figure]:
     run.say(f"{objects:,} objects are put")
     with filled(objects) as cache:
         ways = {"a pass": lambda: pass_seconds(cache.engine.poller.sweeper), "an index": lambda: index_seconds(cache)}
-        passes, indexes = in_turns(ways, run.settings.repeats, warm_up=1, say=run.say).values()
+        passes, indexes = run.in_turns(ways, warm_up=1).values()
     rest = max(objects * SLOT_REST, LEAST_REST)
     case = {"objects": objects}
     yield quantity("sweep", case | {"what": "a pass over the headers"}, "ms", "lower", [1e3 * one for one in passes])
@@ -67,11 +66,9 @@ def measure(run: Run) -> Iterator[Figure]:
 
 
 QUESTION = Question(
-    name="sweep",
-    asks="What does the owner's sweep over all headers cost, and how soon has a new index all objects?",
-    measure=measure,
-    how=(
-        "Processor time of one pass of the sweeping thread over all headers, with no other thread at work; a new "
-        "index is made from the headers alone, and must have every object."
-    ),
+    "sweep",
+    "What does the owner's sweep over all headers cost, and how soon has a new index all objects?",
+    measure,
+    "Processor time of one pass of the sweeping thread over all headers, with no other thread at work; a new "
+    "index is made from the headers alone, and must have every object.",
 )

@@ -14,13 +14,11 @@ import torch
 from nanokv.bench.suite.checked import check_object, check_same, random_bytes
 from nanokv.bench.suite.environment import torch_threads
 from nanokv.bench.suite.figure import Case, Figure, quantity
-from nanokv.bench.suite.question import Question, Run
+from nanokv.bench.suite.question import Question, Run, needs_processes
 from nanokv.bench.suite.ring import Plan
 from nanokv.bench.suite.settings import KIB, Settings, show_size
-from nanokv.bench.suite.turns import in_turns
 from nanokv.bench.suite.twin import places
 from nanokv.bench.suite.worlds import OWNER, MeasuredWorld
-from nanokv.heap import shm
 
 LEAST = 64 * KIB  #: bytes; the copy of a smaller object is not what its call takes
 THREADS = (1, 2)
@@ -78,7 +76,7 @@ def measure(run: Run) -> Iterator[Figure]:
 
     for size in sizes(settings):
         ways = {(show_size(size), threads): partial(once, size, threads) for threads in THREADS}
-        for (_, threads), repetitions in in_turns(ways, settings.repeats, say=run.say).items():
+        for (_, threads), repetitions in run.in_turns(ways).items():
             plan = Plan(size, settings.ring_bytes)
             moved = size * plan.slots * _laps(settings, plan)
             for kind in ORDERS[0]:
@@ -108,7 +106,7 @@ def why_not(settings: Settings) -> str | None:
     """Why this question cannot be asked: it is about large objects between two processes."""
     if not sizes(settings):
         return f"none of --sizes is {show_size(LEAST)} or more"
-    return shm.why_not() if "shm" in settings.heaps else "it needs --heap shm"
+    return needs_processes(settings)
 
 
 QUESTION = Question(

@@ -15,7 +15,6 @@ from nanokv.bench.suite.distribution import Durations, latency
 from nanokv.bench.suite.figure import Figure
 from nanokv.bench.suite.owner import PATIENCE
 from nanokv.bench.suite.question import Question, Run
-from nanokv.bench.suite.turns import in_turns
 from nanokv.bench.suite.worlds import OWNER, SYSTEMS, MeasuredWorld
 from nanokv.heap import futex
 from nanokv.heap.futex import WorldBell
@@ -111,22 +110,20 @@ def measure(run: Run) -> Iterator[Figure]:
         ways = {(heap, SYSTEMS[alloc]): partial(repetition, run, heap, alloc) for alloc in run.settings.allocs}
         if heap == "shm" and futex.supported():
             ways[heap, BARE] = partial(bare_latencies, run)
-        for (_, system), found in in_turns(ways, run.settings.repeats, say=run.say).items():
+        for (_, system), found in run.in_turns(ways).items():
             for segment in found[0]:
                 case = {"heap": heap, "segment": segment, "system": system}
                 yield latency("wait", case, [one[segment] for one in found])
 
 
 QUESTION = Question(
-    name="wait",
-    asks="How soon after a put does another rank's wait return?",
-    measure=measure,
-    how=(
-        "From the return of put to the return of wait in the other rank, which in heap shm is another process. "
-        "Puts are 5 ms apart, so the waiting rank sleeps before each: most of the time goes into waking its "
-        "processor, and an idle one takes longer the longer it has slept. In the waiting rank's own segment its "
-        "poller wakes too. 0: the wait returned before put did. A wake-up alone: one process sleeps on a word in a "
-        "file that they share, the other one wakes it; from the return of that system call. It is the system's part, "
-        "and the rest is NanoKV's."
-    ),
+    "wait",
+    "How soon after a put does another rank's wait return?",
+    measure,
+    "From the return of put to the return of wait in the other rank, which in heap shm is another process. "
+    "Puts are 5 ms apart, so the waiting rank sleeps before each: most of the time goes into waking its "
+    "processor, and an idle one takes longer the longer it has slept. In the waiting rank's own segment its "
+    "poller wakes too. 0: the wait returned before put did. A wake-up alone: one process sleeps on a word in a "
+    "file that they share, the other one wakes it; from the return of that system call. It is the system's part, "
+    "and the rest is NanoKV's.",
 )

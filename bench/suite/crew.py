@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from nanokv.bench.suite.other_process import STARTUP, Peer
 from nanokv.heap.shm import list_worlds, remove_world
@@ -19,7 +19,7 @@ class Crew:
         self._names: list[str] = []
         self._stack.callback(self._remove_worlds)
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -35,9 +35,8 @@ class Crew:
             PeerFailed: a process could not be started, or the world could not be made.
         """
         wishes = {"heap_bytes": heap_bytes, "world_size": ranks, "evict": False, "attach_timeout": STARTUP} | options
-        members = self._members(ranks)
-        name = f"bench-{secrets.token_hex(6)}"
-        self._names.append(name)
+        members = self.peers(ranks)
+        name = self.new_name()
         for rank, peer in enumerate(members):
             peer.tell("open", name=name, rank=rank, **wishes)
         for peer in members:
@@ -48,12 +47,17 @@ class Crew:
         for peer in members:
             peer.answer()
 
+    def new_name(self) -> str:
+        """A name for a world; what an error leaves of it is removed at the end of the block."""
+        self._names.append(f"bench-{secrets.token_hex(6)}")
+        return self._names[-1]
+
     def _remove_worlds(self) -> None:
-        """Remove the memory of worlds that an error has left behind."""
         for name in set(self._names) & set(list_worlds()):
             remove_world(name, force=True)
 
-    def _members(self, count: int) -> list[Peer]:
+    def peers(self, count: int) -> list[Peer]:
+        """Return so many processes; those that do not run yet are started."""
         new = [self._stack.enter_context(Peer()) for _ in range(len(self._peers), count)]
         for peer in new:
             peer.answer(STARTUP)

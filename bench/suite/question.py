@@ -1,11 +1,13 @@
 """What a benchmark asks, and what it is given to find the answer."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from nanokv.bench.suite.figure import Figure
 from nanokv.bench.suite.settings import Settings
+from nanokv.bench.suite.turns import Key, Value, in_turns
 from nanokv.bench.suite.worlds import Worlds
+from nanokv.heap import shm
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,15 @@ class Run:
     settings: Settings
     worlds: Worlds
     say: Callable[[str], None]
+
+    def in_turns(self, ways: Mapping[Key, Callable[[], Value]], warm_up: int = 0) -> dict[Key, list[Value]]:
+        """Call all ways in turns, once for each repetition of the run (`turns`)."""
+        return in_turns(ways, self.settings.repeats, warm_up, self.say)
+
+
+def needs_processes(settings: Settings) -> str | None:
+    """Why nobody can ask a question about several processes; None: one can."""
+    return shm.why_not() if "shm" in settings.heaps else "it needs --heap shm"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,15 @@ What runs is what a GPU would run, after the compiler's last pass: a wrong mask,
 writeback in the machine code shows here. Clocks, hazards between neighbouring instructions and the assembler are not
 simulated. Needs NumPy only; `triton_driver` needs Triton.
 
-    errors         what a kernel did wrong
     module         reads the text
     registers      scalar and vector registers, and the mask of active lanes
     operands       operands as functions of the registers
     scalar         scalar arithmetic
-    floats         arithmetic of float32 that NumPy lacks
+    floats         the steps of a division of float32
     lanes          what crosses lanes, or takes a part of a register
     vector         vector arithmetic
     float_vectors  division, pairs and matrices of float32
-    memory         the memory of this process
+    memory         the memory of this process, by lanes
     outstanding    operations that are not complete, and s_waitcnt
     coherence      memory as waves see it, without caches
     caches         the same with caches, as weak as the memory model allows
@@ -26,4 +25,6 @@ simulated. Needs NumPy only; `triton_driver` needs Triton.
     program        a kernel, its instructions made functions
     machine        launches: waves take turns at random
     triton_driver  lets unmodified kernel[grid](...) calls run here
+
+`nanokv.device.emulation` has what the machine for PTX needs too.
 """

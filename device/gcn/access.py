@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nanokv.device.gcn.errors import Unsupported
+from nanokv.device.emulation.errors import Unsupported
 from nanokv.device.gcn.memory import Addresses, Dwords
 from nanokv.device.gcn.module import Statement
 from nanokv.device.gcn.operands import registers, scalar_source, vector_source
@@ -163,16 +163,23 @@ def _system(statement: Statement) -> bool:
 
 
 # --- atomics ---
+#: as `emulation.host_memory.modified` names them, where the ISA has another name
+OPERATIONS = {
+    "swap": "exch", "cmpswap": "cas", "smin": "min.s", "smax": "max.s", "umin": "min.u", "umax": "max.u",
+}  # fmt: skip
+
+
 def atomic(statement: Statement) -> Step:
     """global_atomic_OPERATION[_x2]: sc0 means that the old value is returned, sc1 system scope."""
     match = re.fullmatch(r"global_atomic_([a-z]+)(_x2)?", statement.name)
     if match is None:
         raise Unsupported("the kind of atomic")
-    operation, count = match[1], 2 if match[2] else 1
+    operation, count = OPERATIONS.get(match[1], match[1]), 2 if match[2] else 1
+    compares = match[1] == "cmpswap"
     returns = "sc0" in statement.modifiers
     texts = statement.operands if returns else ("", *statement.operands)
     target = registers(texts[0], count) if returns else None
-    data = registers(texts[2], count * (1 + (operation == "cmpswap"))).row
+    data = registers(texts[2], count * (1 + compares)).row
     where = _where(statement._replace(operands=(texts[0], texts[1], *texts[3:])), 1)
     system = "sc1" in statement.modifiers
 
@@ -183,16 +190,14 @@ def atomic(statement: Statement) -> Step:
             return
         acting, size = np.flatnonzero(lanes), 4 * count
         wave.memory.host.check(addresses, size)
-        words = wave.vector[data : data + 2 * count].astype(object)
-        values = [int(words[0, n]) | (int(words[1, n]) << 32 if count == 2 else 0) for n in acting]
-        expected = [
-            int(words[count, n]) | (int(words[count + 1, n]) << 32 if count == 2 else 0) for n in acting
-        ] if operation == "cmpswap" else [0] * len(acting)  # fmt: skip
+        words = wave.vector[data : data + (1 + compares) * count, acting].astype(np.uint64)
+        values = words if count == 1 else words[::2] | words[1::2] << np.uint64(32)
+        operands = values[::-1].T.tolist()  # of each lane; the expected value stands behind the new one
         old = np.zeros((count, LANES), np.uint32)
 
         def perform() -> None:
-            for n, address, value, wanted in zip(acting, addresses.tolist(), values, expected, strict=True):
-                was = wave.memory.atomic(wave, address, size, operation, value, wanted, system)
+            for n, address, given in zip(acting, addresses.tolist(), operands, strict=True):
+                was = wave.memory.atomic(wave, address, size, operation, given, system)
                 old[0, n] = was & MASK32
                 if count == 2:
                     old[1, n] = was >> 32

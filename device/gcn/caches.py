@@ -13,13 +13,14 @@ So a release is `buffer_wbl2 sc0 sc1`, `s_waitcnt vmcnt(0)`, atomic; an acquire 
 stay in order. Source: LLVM, "User Guide for AMDGPU Backend", memory model gfx942.
 """
 
+from collections.abc import Sequence
 from random import Random
 
 import numpy as np
 import numpy.typing as npt
 
+from nanokv.device.emulation.errors import Unsupported
 from nanokv.device.gcn.coherence import CoherentMemory
-from nanokv.device.gcn.errors import Unsupported
 from nanokv.device.gcn.memory import Addresses, Dwords, HostMemory
 from nanokv.device.gcn.outstanding import Operation
 from nanokv.device.gcn.wave import Wave, Workgroup
@@ -121,15 +122,13 @@ class CachedMemory(CoherentMemory):
 
         return Operation(through, span=stored.span)
 
-    def atomic(
-        self, wave: Wave, address: int, size: int, operation: str, value: int, expected: int, system: bool
-    ) -> int:
+    def atomic(self, wave: Wave, address: int, size: int, operation: str, operands: Sequence[int], system: bool) -> int:
         if not system:
             raise Unsupported("an atomic below system scope: each workgroup is an agent of its own here")
         cache = self._cache(wave.workgroup)
         self._write_back(cache, [each for each in cache.stores if each.overlaps(address, address + size)])
         cache.forget(address, address + size)
-        return self.host.atomic(address, size, operation, value, expected)
+        return self.host.atomic(address, size, operation, operands)
 
     def write_back(self, wave: Wave, system: bool) -> None:
         cache = self._cache(wave.workgroup)

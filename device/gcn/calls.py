@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from nanokv.device.gcn.errors import GcnError, Unsupported
+from nanokv.device.emulation.errors import MemoryFault, Unsupported
 from nanokv.device.gcn.operands import scalar_source, scalar_target
 from nanokv.device.gcn.registers import MASK32
 
@@ -46,7 +46,7 @@ def step(index: int, kernel: "Kernel") -> Callable[["Wave"], int | None]:
     def jump(wave: "Wave") -> int:
         to = read(wave)
         if not CODE <= to < end or to % BYTES:
-            raise GcnError(f"a jump to {to:#x}, where no code lies")
+            raise MemoryFault(f"a jump to {to:#x}, where no code lies")
         if write is not None:
             write(wave, after)
         return (to - CODE) // BYTES

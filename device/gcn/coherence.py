@@ -3,6 +3,7 @@
 `caches.CachedMemory` has the same methods, and lets waves see what caches may show them.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nanokv.device.gcn.memory import Addresses, Dwords, HostMemory
@@ -32,10 +33,10 @@ class CoherentMemory:
         return Operation(lambda: self.host.write(addresses, width, values), span=span)
 
     def atomic(
-        self, wave: "Wave", address: int, size: int, operation: str, value: int, expected: int, system: bool
+        self, wave: "Wave", address: int, size: int, operation: str, operands: Sequence[int], system: bool
     ) -> int:
         """One read-modify-write of one lane; returns what was there."""
-        return self.host.atomic(address, size, operation, value, expected)
+        return self.host.atomic(address, size, operation, operands)
 
     def write_back(self, wave: "Wave", system: bool) -> None:
         """buffer_wbl2."""

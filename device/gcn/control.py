@@ -5,8 +5,8 @@ Source: AMD, "CDNA3 Instruction Set Architecture".
 
 from collections.abc import Callable
 
+from nanokv.device.emulation.errors import Unsupported
 from nanokv.device.gcn.access import Step
-from nanokv.device.gcn.errors import Unsupported
 from nanokv.device.gcn.module import Statement
 from nanokv.device.gcn.registers import VCC
 from nanokv.device.gcn.wave import Wave

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from nanokv.device.emulation.errors import Unsupported
+from nanokv.device.emulation.floats import from_bf16
 from nanokv.device.gcn import floats
-from nanokv.device.gcn.errors import Unsupported
 from nanokv.device.gcn.module import Statement
 from nanokv.device.gcn.operands import mask_source, mask_target, registers, scalar_source, vector_source, vector_target
 from nanokv.device.gcn.registers import LANE, LANES, RegisterFile, to_bits
@@ -136,9 +137,7 @@ def _float32(wave: RegisterFile, row: int) -> Any:
 
 def _bfloat16(wave: RegisterFile, row: int) -> Any:
     """Four numbers per lane, the lower half of a register first: [4, 64]."""
-    halves = [
-        floats.from_bf16(wave.vector[row + n // 2] >> np.uint32(16 * (n % 2)) & np.uint32(0xFFFF)) for n in range(4)
-    ]
+    halves = [from_bf16(wave.vector[row + n // 2] >> np.uint32(16 * (n % 2)) & np.uint32(0xFFFF)) for n in range(4)]
     return np.stack(halves)
 
 

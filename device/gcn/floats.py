@@ -1,44 +1,15 @@
-"""Arithmetic of float32 that NumPy does not have.
-
-Fused multiply-add and conversions are exact in the sense of IEEE 754. The steps of a division follow AMD, "CDNA3
-Instruction Set Architecture".
-"""
+"""The steps of a division of float32, by AMD, "CDNA3 Instruction Set Architecture"; and fused sums."""
 
 from typing import Any
 
 import numpy as np
 
+from nanokv.device.emulation.floats import fma
+
 
 def fused(a: Any, b: Any, c: Any) -> Any:
-    """a * b + c, rounded once.
-
-    The product of two float32 is exact in float64. Their sum is rounded to odd there (Boldo and Melquiond, "Emulation
-    of FMA and correctly rounded sums", 2008), so that the second rounding, to float32, is the only one that counts.
-    """
-    product, addend = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
-    total = product + addend
-    part = total - product
-    error = (product - (total - part)) + (addend - part)
-    bits = np.atleast_1d(total).view(np.int64)
-    inexact = np.isfinite(total) & (error != 0) & (np.atleast_1d(total).view(np.int64) & 1 == 0)
-    toward = np.where((error > 0) == (total > 0), 1, -1)  # the magnitude of a float grows with its bits
-    return np.where(inexact, bits + toward, bits).view(np.float64).astype(np.float32)
-
-
-def to_u32(a: Any) -> Any:
-    """Toward zero; what does not fit becomes the nearest that does, NaN becomes 0."""
-    return np.clip(np.nan_to_num(np.trunc(a.astype(np.float64)), nan=0.0), 0, 2**32 - 1).astype(np.uint32)
-
-
-def to_i32(a: Any) -> Any:
-    """Toward zero; what does not fit becomes the nearest that does, NaN becomes 0."""
-    wide = np.clip(np.nan_to_num(np.trunc(a.astype(np.float64)), nan=0.0), -(2**31), 2**31 - 1)
-    return wide.astype(np.int32)
-
-
-def from_bf16(a: Any) -> Any:
-    """The float32 of the lower 16 bits."""
-    return (a.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    """a * b + c, rounded once."""
+    return fma(a, b, c).astype(np.float32)
 
 
 def exponent(a: Any) -> Any:

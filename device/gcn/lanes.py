@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.gcn.errors import Unsupported
+from nanokv.device.emulation.errors import Unsupported
 from nanokv.device.gcn.module import Statement
 from nanokv.device.gcn.operands import (
     DTYPES,

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from nanokv.device.emulation.errors import MemoryFault, Unsupported
 from nanokv.device.gcn.access import Step, extended
-from nanokv.device.gcn.errors import MemoryFault, Unsupported
 from nanokv.device.gcn.lanes import permute
 from nanokv.device.gcn.module import Statement
 from nanokv.device.gcn.operands import registers, vector_source

@@ -7,7 +7,6 @@ A wave goes on until an instruction that others may notice (an access to memory,
 chosen. Equal seeds give equal schedules.
 """
 
-import struct
 from collections import Counter
 from collections.abc import Sequence
 from random import Random
@@ -16,16 +15,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nanokv.device.emulation.arguments import Grid, packed
+from nanokv.device.emulation.errors import Malformed, NoProgress, Unsupported
 from nanokv.device.gcn.caches import CachedMemory
 from nanokv.device.gcn.coherence import CoherentMemory
-from nanokv.device.gcn.errors import GcnError, NoProgress
 from nanokv.device.gcn.memory import HostMemory
 from nanokv.device.gcn.module import Kernel
 from nanokv.device.gcn.program import Program, translated
 from nanokv.device.gcn.registers import LANES
 from nanokv.device.gcn.wave import Wave, Workgroup
 
-Grid = tuple[int, int, int]
 Bytes = npt.NDArray[np.uint8]
 LDS_BYTES = 65536  #: per workgroup, at most
 
@@ -71,7 +70,7 @@ class Machine:
             lds_bytes: of a workgroup; what the kernel declares is the least.
 
         Raises:
-            GcnError: a kernel did what it must not do, or does not end.
+            EmulatorError: a kernel did what it must not do, or does not end.
         """
         program = translated(text)
         kernel = program.kernel
@@ -146,17 +145,11 @@ def kernarg(kernel: Kernel, grid: Grid, warps: int, arguments: Sequence[int | fl
             value = given.pop(0)
         else:
             value = 0  # scratch of Triton, which these kernels do not use
-        raw = _bytes(value, argument.size)
+        raw = packed(value, argument.size)
         segment[argument.offset :][: argument.size] = np.frombuffer(raw, np.uint8)
     if given:
-        raise GcnError(f"{kernel.name}: {len(given)} arguments too many")
+        raise Malformed(f"{kernel.name}: {len(given)} arguments too many")
     return segment
-
-
-def _bytes(value: int | float, size: int) -> bytes:
-    if isinstance(value, float):
-        return struct.pack({2: "<e", 4: "<f", 8: "<d"}[size], value)
-    return (int(value) & (1 << 8 * size) - 1).to_bytes(size, "little")
 
 
 def set_up(wave: Wave, kernel: Kernel, segment: Bytes) -> None:
@@ -166,7 +159,7 @@ def set_up(wave: Wave, kernel: Kernel, segment: Bytes) -> None:
     for name in ("private_segment_buffer", "dispatch_ptr", "queue_ptr", "kernarg_segment_ptr", "dispatch_id"):
         if settings.get(f"user_sgpr_{name}"):
             if name != "kernarg_segment_ptr":
-                raise GcnError(f"{kernel.name} wants its {name}, which this machine does not have")
+                raise Unsupported(f"{kernel.name} wants its {name}, which this machine does not have")
             wave.set_scalar(at, segment.ctypes.data, 2)
             at += 2
     first = settings.get("user_sgpr_kernarg_preload_offset", 0)

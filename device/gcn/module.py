@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.gcn.errors import GcnError
+from nanokv.device.emulation.errors import Malformed
 
 ENCODINGS = ("_e32", "_e64", "_dpp", "_sdwa")  #: suffixes that name an encoding, not an operation
 
@@ -50,11 +50,11 @@ def read(text: str) -> Kernel:
     """The one kernel of a module's text.
 
     Raises:
-        GcnError: the text has no kernel, or more than one.
+        Malformed: the text has no kernel, or more than one.
     """
     names = re.findall(r"^\s*\.amdhsa_kernel\s+(\S+)", text, re.M)
     if len(names) != 1:
-        raise GcnError(f"a module must have one kernel, not {names}")
+        raise Malformed(f"a module must have one kernel, not {names}")
     code, labels = _instructions(text, names[0])
     settings = {name: int(value, 0) for name, value in re.findall(r"^\s*\.amdhsa_(\w+)\s+(-?\w+)\s*$", text, re.M)
                 if name != "kernel"}  # fmt: skip
@@ -88,7 +88,7 @@ def _body(text: str, function: str) -> str:
     name = re.escape(function)
     body = re.search(rf"^{name}:.*?$(.*?)^\s*\.size\s+{name},", text, re.M | re.S)
     if body is None:
-        raise GcnError(f"the code of {function} does not end with a .size")
+        raise Malformed(f"the code of {function} does not end with a .size")
     return body[1]
 
 

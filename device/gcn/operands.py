@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nanokv.device.gcn.errors import Unsupported
+from nanokv.device.emulation.errors import Unsupported
 from nanokv.device.gcn.registers import EXEC, MASK32, RegisterFile, Registers, named, to_mask
 
 ScalarSource = Callable[[RegisterFile], int]

@@ -12,7 +12,7 @@ LLVM, "User Guide for AMDGPU Backend", memory model gfx942.
 from collections import Counter
 from collections.abc import Callable
 
-from nanokv.device.gcn.errors import NotWaited
+from nanokv.device.emulation.errors import NotWaited
 
 
 def nothing() -> None:

@@ -8,8 +8,8 @@ import re
 
 import numpy as np
 
+from nanokv.device.emulation.errors import MemoryFault, Unsupported
 from nanokv.device.gcn.access import Step
-from nanokv.device.gcn.errors import MemoryFault, Unsupported
 from nanokv.device.gcn.module import Statement
 from nanokv.device.gcn.operands import registers, scalar_source
 from nanokv.device.gcn.outstanding import Operation

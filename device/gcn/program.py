@@ -7,8 +7,8 @@ barrier, a branch backwards, or a call.
 from collections.abc import Callable
 from functools import cache
 
+from nanokv.device.emulation.errors import EmulatorError, Malformed, Unsupported
 from nanokv.device.gcn import access, calls, control, float_vectors, lanes, lds, private, scalar, vector
-from nanokv.device.gcn.errors import GcnError, Unsupported
 from nanokv.device.gcn.module import Kernel, Statement, read
 from nanokv.device.gcn.operands import used
 from nanokv.device.gcn.wave import Wave
@@ -66,7 +66,7 @@ class Program:
         """Execute instructions until other waves may act; returns how many these were.
 
         Raises:
-            GcnError: an instruction did what it must not do.
+            EmulatorError: an instruction did what it must not do.
         """
         steps, yields, used_by = self.steps, self._yields, self._used
         vm, lgkm = wave.vm, wave.lgkm
@@ -84,11 +84,11 @@ class Program:
                     wave.pc = pc + 1 if after is None else after
                     return count
                 pc = pc + 1 if after is None else after
-        except GcnError as error:
+        except EmulatorError as error:
             where = f"{self.about(pc)}, workgroup {wave.workgroup.place}, wave {wave.number}"
             raise type(error)(f"{where}: {error}") from error
         except IndexError as error:
-            raise GcnError(f"{self.kernel.name}: no instruction {pc} (came from {first})") from error
+            raise Malformed(f"{self.kernel.name}: no instruction {pc} (came from {first})") from error
 
 
 def _registers(statement: Statement) -> frozenset[int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.gcn.errors import Unsupported
+from nanokv.device.emulation.errors import Unsupported
 
 LANES = 64
 LANE = np.arange(LANES, dtype=np.uint32)

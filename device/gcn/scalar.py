@@ -6,7 +6,7 @@ Source: AMD, "CDNA3 Instruction Set Architecture" (SOP2, SOPK, SOP1, SOPC).
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from nanokv.device.gcn.errors import Unsupported
+from nanokv.device.emulation.errors import Unsupported
 from nanokv.device.gcn.module import Statement
 from nanokv.device.gcn.operands import scalar_source, scalar_target
 from nanokv.device.gcn.registers import MASK32, RegisterFile

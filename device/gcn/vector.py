@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nanokv.device.emulation.errors import Unsupported
+from nanokv.device.emulation.floats import to_integers
 from nanokv.device.gcn import floats
-from nanokv.device.gcn.errors import Unsupported
 from nanokv.device.gcn.lanes import VectorWrite, moved_source, selected_source, selected_target, writes_part
 from nanokv.device.gcn.module import Statement
 from nanokv.device.gcn.operands import VectorSource, mask_source, mask_target, vector_source, vector_target
@@ -158,8 +159,8 @@ def _table() -> dict[str, Arithmetic]:
         "v_mad_u32_u24": Arithmetic(lambda a, b, c: (low24(a) * low24(b)).astype(U32) + c, three, "u32"),
         "v_cvt_f32_u32": Arithmetic(lambda a: a.astype(np.float32), ("u32",), "f32"),
         "v_cvt_f32_i32": Arithmetic(lambda a: a.astype(np.float32), ("i32",), "f32"),
-        "v_cvt_u32_f32": Arithmetic(floats.to_u32, ("f32",), "u32"),
-        "v_cvt_i32_f32": Arithmetic(floats.to_i32, ("f32",), "i32"),
+        "v_cvt_u32_f32": Arithmetic(lambda a: to_integers(a, np.dtype(U32), np.trunc), ("f32",), "u32"),
+        "v_cvt_i32_f32": Arithmetic(lambda a: to_integers(a, np.dtype(np.int32), np.trunc), ("f32",), "i32"),
         # accurate to one unit in the last place: code that LLVM writes must bear that
         "v_rcp_f32": Arithmetic(lambda a: np.float32(1) / a, ("f32",), "f32"),
         "v_rcp_iflag_f32": Arithmetic(lambda a: np.float32(1) / a, ("f32",), "f32"),

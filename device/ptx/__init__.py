@@ -9,7 +9,7 @@ global memory. docs/ptx.md says what is found and what is not.
 
 Files, from the bottom up:
 
-    errors, kinds, operands     exceptions; types of PTX; what instructions are made of
+    kinds, operands             types of PTX; what instructions are made of
     statements, program         text cut into statements; a parsed module
     parse                       from statements to instructions
     writer                      from instructions to Python; the table of opcodes
@@ -22,21 +22,24 @@ Files, from the bottom up:
     triton_driver               Triton's driver for the machine: `run`, `machine`
     fixtures                    for pytest
 
-Nothing here imports the rest of NanoKV, but for the base of its errors.
+`nanokv.device.emulation` has what the machine for AMD's code needs too. Nothing here imports the rest of NanoKV, but
+for the base of its errors.
 """
 
-from nanokv.device.ptx.access import Access, Late, Memory
-from nanokv.device.ptx.counting import WarpCounts
-from nanokv.device.ptx.errors import (
+from nanokv.device.emulation.errors import (
     Divergence,
     Malformed,
     MemoryFault,
     Misaligned,
     NoProgress,
-    PtxError,
     Trap,
     Unsupported,
 )
+from nanokv.device.emulation.errors import (
+    EmulatorError as PtxError,
+)
+from nanokv.device.ptx.access import Access, Late, Memory
+from nanokv.device.ptx.counting import WarpCounts
 from nanokv.device.ptx.host_memory import HostMemory, TensorMemory
 from nanokv.device.ptx.launch import Cta, Launch
 from nanokv.device.ptx.report import Finding, LaunchCounts, Report

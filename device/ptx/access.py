@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nanokv.device.ptx.errors import Unsupported
 from nanokv.device.ptx.kinds import Array
 
 if TYPE_CHECKING:
@@ -108,30 +107,3 @@ class Memory(LaunchListener, ABC):
     @abstractmethod
     def atomic(self, warp: "Warp", access: Access, lane: int, address: int, operands: Sequence[int]) -> int:
         """A read-modify-write of one lane; returns what was there. `operands`: cas has (expected, new)."""
-
-
-def modified(operation: str, old: int, operands: Sequence[int], size: int) -> int:
-    """What a read-modify-write of integers leaves in memory (PTX ISA, atom).
-
-    Raises:
-        Unsupported: the operation is not known.
-    """
-    what, _, kind = operation.partition(".")
-    new, span = operands[-1], 1 << 8 * size
-    half = span // 2 if kind[0] == "s" else 0
-    least, most = sorted([old, new], key=lambda word: (word + half) % span)
-    made = {
-        "add": (old + new) % span,
-        "cas": new if old == operands[0] else old,
-        "exch": new,
-        "and": old & new,
-        "or": old | new,
-        "xor": old ^ new,
-        "min": least,
-        "max": most,
-        "inc": 0 if old >= new else old + 1,
-        "dec": new if old == 0 or old > new else old - 1,
-    }
-    if what not in made:
-        raise Unsupported(f"the atomic {operation}")
-    return made[what]

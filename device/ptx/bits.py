@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from nanokv.device.ptx.errors import Unsupported
+from nanokv.device.emulation.errors import Unsupported
 from nanokv.device.ptx.kinds import Array, size_of, unsigned
 from nanokv.device.ptx.operands import Immediate, Instruction, Operand
 from nanokv.device.ptx.writer import Writer, helper, known, opcode

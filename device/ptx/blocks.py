@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from nanokv.device.emulation.errors import Unsupported
 from nanokv.device.ptx import bits, conversions, floats, integers, lanes, matrices, memory_opcodes
 from nanokv.device.ptx.control import CONVERGENT, ENDS, callee, copy_params, is_barrier
-from nanokv.device.ptx.errors import Unsupported
 from nanokv.device.ptx.memory_opcodes import is_global
 from nanokv.device.ptx.operands import Instruction, Label
 from nanokv.device.ptx.parse import parse

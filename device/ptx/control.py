@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nanokv.device.ptx.errors import Unsupported
+from nanokv.device.emulation.errors import Unsupported
 from nanokv.device.ptx.kinds import Array
 from nanokv.device.ptx.lanes import all_together
 from nanokv.device.ptx.operands import FunctionName, Group, Immediate, Instruction, Operand, ParamVariable

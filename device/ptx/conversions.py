@@ -1,6 +1,6 @@
 """Comparisons and conversions (PTX ISA, setp, set, cvt, cvt.pack)."""
 
-from nanokv.device.ptx.errors import Unsupported
+from nanokv.device.emulation.errors import Unsupported
 from nanokv.device.ptx.kinds import DTYPES, Array, is_float, size_of
 from nanokv.device.ptx.numbers import FP8, HALVES
 from nanokv.device.ptx.operands import Instruction, Operand, Pair

@@ -5,8 +5,8 @@ Add, subtract, multiply, fma, divide and square root are rounded to the nearest 
 NaNs have NumPy's payloads, but for min and max, whose NaN is the canonical one.
 """
 
+from nanokv.device.emulation.errors import Unsupported
 from nanokv.device.ptx import integers
-from nanokv.device.ptx.errors import Unsupported
 from nanokv.device.ptx.kinds import is_float, size_of, unsigned
 from nanokv.device.ptx.numbers import HALVES
 from nanokv.device.ptx.operands import Instruction, Operand

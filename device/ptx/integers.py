@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nanokv.device.ptx.errors import Unsupported
+from nanokv.device.emulation.errors import Unsupported
 from nanokv.device.ptx.kinds import Array, is_float, size_of, unsigned
 from nanokv.device.ptx.operands import Instruction
 from nanokv.device.ptx.writer import Writer, helper, known, opcode

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nanokv.device.ptx.errors import Unsupported
+from nanokv.device.emulation.errors import Unsupported
 from nanokv.device.ptx.kinds import LANES, Array
 from nanokv.device.ptx.numbers import least_or_most
 from nanokv.device.ptx.operands import Immediate, Instruction, Operand, Pair

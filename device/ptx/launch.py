@@ -1,22 +1,20 @@
 """A launch of a kernel, and its CTAs."""
 
-import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nanokv.device.emulation.arguments import Grid, packed
+from nanokv.device.emulation.errors import Divergence, Malformed
 from nanokv.device.ptx.blocks import Style, translation
 from nanokv.device.ptx.counting import Counter
-from nanokv.device.ptx.errors import Divergence, Malformed
 from nanokv.device.ptx.kinds import LANES, Array, size_of
 from nanokv.device.ptx.operands import KernelParam
 from nanokv.device.ptx.warp import Warp
 
 if TYPE_CHECKING:
     from nanokv.device.ptx.scheduler import Machine
-
-Grid = tuple[int, int, int]
 
 
 class Cta:
@@ -133,8 +131,6 @@ class Launch:
 
 
 def _packed(param: KernelParam, value: Any) -> bytes:
-    if isinstance(value, float):
-        return struct.pack("<d" if param.size == 8 else "<f", value)
-    if param.size != size_of(param.kind):
+    if not isinstance(value, float) and param.size != size_of(param.kind):
         raise Malformed(f"the parameter {param.name} of {param.size} bytes")
-    return (int(value) % (1 << 8 * param.size)).to_bytes(param.size, "little")
+    return packed(value, param.size)

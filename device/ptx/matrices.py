@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nanokv.device.ptx.errors import Unsupported
+from nanokv.device.emulation.errors import Unsupported
+from nanokv.device.emulation.floats import from_bf16
 from nanokv.device.ptx.kinds import LANES, Array
 from nanokv.device.ptx.lanes import all_together
-from nanokv.device.ptx.numbers import from_bf16, to_f16
+from nanokv.device.ptx.numbers import to_f16
 from nanokv.device.ptx.operands import Immediate, Instruction
 from nanokv.device.ptx.writer import Writer, helper, known, opcode
 

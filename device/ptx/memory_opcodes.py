@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from nanokv.device.emulation.errors import Unsupported
 from nanokv.device.ptx.access import Access
-from nanokv.device.ptx.errors import Unsupported
 from nanokv.device.ptx.kinds import Array, size_of, unsigned
 from nanokv.device.ptx.operands import Address, Immediate, Instruction, KernelParam, Operand, ParamVariable, Register
 from nanokv.device.ptx.spaces import WINDOWS

@@ -4,24 +4,23 @@ bfloat16 and pairs in a register are computed with as float64, whose products of
 once: a sum that float64 cannot hold is rounded to odd (Boldo and Melquiond, 2008), so that rounding it again is right.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
+from nanokv.device.emulation.floats import fma, from_bf16, to_integers
 from nanokv.device.ptx.kinds import Array
 from nanokv.device.ptx.writer import helper
 
 HALVES = ("f16", "bf16", "f16x2", "bf16x2")
 _CANONICAL = {2: 0x7FFF, 4: 0x7FFFFFFF, 8: 0x7FFFFFFFFFFFFFFF}  #: NaN by width in bytes
 
-
-@helper
-def from_bf16(words: Array) -> Array:
-    """bfloat16 by its bits, as float32."""
-    return (words.astype(np.uint32) << np.uint32(16)).view(np.float32)
+helper(fma)
+helper(from_bf16)
+helper(to_integers)
 
 
 def to_odd_f32(values: Array) -> Array:
@@ -104,20 +103,6 @@ def saturated(values: Array) -> Array:
 
 
 @helper
-def fma(a: Array, b: Array, c: Array) -> Array:
-    """a * b + c of numbers of at most 32 bits, as float64 rounded to odd: rounding it to float32 is exact."""
-    product, addend = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
-    total = product + addend
-    if ((total.view(np.uint64) & np.uint64((1 << 28) - 1)) != 0).all():
-        return total  # no narrower format has its midpoints here
-    back = total - product
-    error = (product - (total - back)) + (addend - back)
-    even = (total.view(np.uint64) & np.uint64(1)) == 0
-    move = np.isfinite(total) & np.isfinite(error) & (error != 0) & even
-    return np.where(move, np.nextafter(total, np.copysign(np.inf, error)), total)
-
-
-@helper
 def fma64(a: Array, b: Array, c: Array) -> Array:
     """a * b + c, rounded once."""
     plain = a * b + c
@@ -149,16 +134,3 @@ def least_or_most(values: Sequence[Array], least: bool, nan: bool, xorsign: bool
         return np.where(wrong, canonical, made)
 
     return reduce(of_two, values)
-
-
-@helper
-def to_integers(values: Array, dtype: Any, rounding: Callable[[Array], Array]) -> Array:
-    """Numbers to integers, within the range of the type. NaN is 0, or with 64 bits on either side 1 << (bits - 1)."""
-    bounds, bits = np.iinfo(dtype), 8 * dtype.itemsize
-    wide = rounding(values).astype(np.float64)
-    nan = np.isnan(wide)
-    low, high = wide <= float(bounds.min), wide >= float(bounds.max)
-    made = np.where(nan | low | high, 0.0, wide).astype(dtype)
-    of_nan = 1 << (bits - 1) if values.dtype == np.float64 or bits == 64 else 0
-    made = np.where(nan, np.array(of_nan, f"u{dtype.itemsize}").view(dtype), made)
-    return np.where(low, dtype.type(bounds.min), np.where(high, dtype.type(bounds.max), made)).astype(dtype)

@@ -9,7 +9,7 @@ import struct
 from functools import lru_cache
 from typing import NamedTuple
 
-from nanokv.device.ptx.errors import Malformed, PtxError, Unsupported
+from nanokv.device.emulation.errors import EmulatorError, Malformed, Unsupported
 from nanokv.device.ptx.kinds import DTYPES, size_of
 from nanokv.device.ptx.operands import (
     Address,
@@ -87,7 +87,7 @@ class InstructionReader:
             instruction = Instruction(opcode, tuple(modifiers), made, guard, text, line, where, self.pending.function)
             self.places(instruction)
             return instruction
-        except PtxError as error:
+        except EmulatorError as error:
             raise type(error)(f"{self.pending.function}, line {line}: `{text}` ({where}): {error}") from error
 
     def places(self, i: Instruction) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from nanokv.device.emulation.arguments import Grid
+from nanokv.device.emulation.errors import EmulatorError, NoProgress, Unsupported
 from nanokv.device.ptx.access import Memory
 from nanokv.device.ptx.blocks import Style
 from nanokv.device.ptx.counting import Price, one_per_access
-from nanokv.device.ptx.errors import NoProgress, PtxError, Unsupported
 from nanokv.device.ptx.host_memory import TensorMemory
-from nanokv.device.ptx.launch import Cta, Grid, Launch
+from nanokv.device.ptx.launch import Cta, Launch
 from nanokv.device.ptx.report import Finding, LaunchCounts, Report
 from nanokv.device.ptx.warp import Warp
 
@@ -96,7 +97,7 @@ class Machine:
             arguments, shared: see `Launch`.
 
         Raises:
-            PtxError: see errors.
+            PtxError: see `emulation.errors`.
         """
         launch = self.prepare(ptx, grid, arguments, shared)
         self.launches[launch.program.name] += 1
@@ -140,7 +141,7 @@ class Machine:
                     return steps
                 if not alone and (self.in_turns or dice() * burst < 1.0):
                     return steps
-        except PtxError as error:
+        except EmulatorError as error:
             if not isinstance(error, Unsupported) and not str(error).startswith("CTA "):
                 raise type(error)(f"{warp.where()}: {error}") from error
             raise

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nanokv.device.ptx.access import Access, Late
+from nanokv.device.ptx.host_memory import atomically
 from nanokv.device.ptx.kinds import LANES, UNSIGNED, Array
 from nanokv.device.ptx.writer import helper
 
@@ -149,8 +150,6 @@ def atomic(
     w: "Warp", access: Access, space: str, addresses: Array, lanes: Array | None, operands: Sequence[Array]
 ) -> Array:
     """Read-modify-writes, one lane after the other. What was there; 0 in lanes that take no part."""
-    from nanokv.device.ptx.host_memory import atomically
-
     numbers = range(LANES) if lanes is None else np.flatnonzero(lanes)
     at = addresses if lanes is None else addresses[lanes]
     old = np.zeros(LANES, UNSIGNED[access.size])

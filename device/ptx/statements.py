@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from nanokv.device.ptx.errors import Malformed
+from nanokv.device.emulation.errors import Malformed
 
 _FUNCTION = re.compile(r"(?:\.(?:visible|weak|extern|common)\s+)*\.(?:entry|func)\b")
 _LABEL = re.compile(r"\s*([\w$.%]+)\s*:(?!:)")

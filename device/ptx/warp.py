@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nanokv.device.ptx.errors import Divergence, MemoryFault, Misaligned, Trap, Unsupported
+from nanokv.device.emulation.errors import Divergence, MemoryFault, Misaligned, Trap, Unsupported
 from nanokv.device.ptx.kinds import LANES, Array
 from nanokv.device.ptx.lanes import ALL, LANE, bits_of
 from nanokv.device.ptx.operands import Instruction

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from nanokv.device.ptx.errors import Unsupported
+from nanokv.device.emulation.errors import Unsupported
 from nanokv.device.ptx.kinds import DTYPES, LANES, UNSIGNED, Array, full, is_float, size_of, unsigned
 from nanokv.device.ptx.operands import (
     Address,

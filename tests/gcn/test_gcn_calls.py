@@ -2,7 +2,7 @@
 
 import pytest
 
-from nanokv.device.gcn.errors import GcnError, MemoryFault, NotWaited, Unsupported
+from nanokv.device.emulation.errors import MemoryFault, NotWaited, Unsupported
 from nanokv.device.gcn.registers import LANES, MASK64
 from tests.support.gcn_text import executed, lanes_of
 
@@ -53,7 +53,7 @@ def test_a_function_calls_another_one() -> None:
 
 @pytest.mark.parametrize("to", [0, 5, (1 << 40) + 2, (1 << 40) + 4000])
 def test_a_jump_to_something_else_is_an_error(to: int) -> None:
-    with pytest.raises(GcnError, match=f"a jump to {to:#x}, where no code lies"):
+    with pytest.raises(MemoryFault, match=f"a jump to {to:#x}, where no code lies"):
         executed("s_setpc_b64 s[4:5]", {"s[4:5]": to})
 
 

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from nanokv.device.gcn.errors import GcnError, MemoryFault, NoProgress
+from nanokv.device.emulation.errors import Malformed, MemoryFault, NoProgress
 from nanokv.device.gcn.machine import Machine
 from nanokv.device.gcn.memory import HostMemory
 from tests.support.gcn_text import module
@@ -68,7 +68,7 @@ def test_accesses_stay_in_the_ranges_that_are_given() -> None:
 
 def test_a_kernel_without_end_is_an_error() -> None:
     text = module("s_nop 0").replace("\ts_endpgm\n", "")
-    with pytest.raises(GcnError, match="no instruction 1"):
+    with pytest.raises(Malformed, match="no instruction 1"):
         Machine().run(text, (1, 1, 1), [0])
 
 

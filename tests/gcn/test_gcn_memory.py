@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nanokv.device.gcn.errors import MemoryFault, NotWaited
+from nanokv.device.emulation.errors import MemoryFault, NotWaited
 from nanokv.device.gcn.registers import LANES
 from tests.support.gcn_text import executed, lanes_of
 
@@ -115,10 +115,10 @@ def test_each_lane_does_its_atomic() -> None:
 @pytest.mark.parametrize(
     ("code", "address", "message"),
     [
-        ("global_load_dword v1, v[2:3], off", 0x10, "4 bytes at 0x10 are not mapped"),
-        ("global_store_byte v[2:3], v1, off", 0x10, "1 bytes at 0x10 are not mapped"),
+        ("global_load_dword v1, v[2:3], off", 0x10, "4 bytes at 0x10, which is not mapped"),
+        ("global_store_byte v[2:3], v1, off", 0x10, "1 bytes at 0x10, which is not mapped"),
         ("global_load_dwordx4 v[4:7], v[2:3], off", 0x1002, "16 bytes at 0x1002, which is not a multiple of 4"),
-        ("s_load_dword s4, s[6:7], 0x0", 0x20, "4 bytes at 0x20 are not mapped"),
+        ("s_load_dword s4, s[6:7], 0x0", 0x20, "4 bytes at 0x20, which is not mapped"),
     ],
 )
 def test_wild_accesses_are_errors(code: str, address: int, message: str) -> None:

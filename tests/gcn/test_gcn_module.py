@@ -2,7 +2,7 @@
 
 import pytest
 
-from nanokv.device.gcn.errors import GcnError, Unsupported
+from nanokv.device.emulation.errors import Malformed, Unsupported
 from nanokv.device.gcn.machine import Machine
 from nanokv.device.gcn.module import read, statement
 from nanokv.device.gcn.program import Program
@@ -44,5 +44,5 @@ def test_what_is_not_known_is_an_error_that_names_the_instruction(line: str) -> 
 
 
 def test_arguments_are_counted() -> None:
-    with pytest.raises(GcnError, match="1 arguments too many"):
+    with pytest.raises(Malformed, match="1 arguments too many"):
         Machine().run(module("s_nop 0", arguments=1), (1, 1, 1), [1, 2])

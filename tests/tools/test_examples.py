@@ -59,10 +59,8 @@ CONSTANTS = {
         ),
         ("two_processes", ["read 8 blocks of (4, 2, 8, 16, 64), each as it was put by rank 0"]),
         ("write_in_kernel", ["block:42 was written and published by a kernel, and read by rank 1"]),
-        (
-            "ptx_machine",
-            ["the storage of `x_ptr`, which has 4000 bytes", "with barriers: wrong in 0 of 20 orders of warps"],
-        ),
+        ("ptx_machine", ["the storage of `x_ptr`, which has 4000 bytes"]),
+        ("find_a_race", ["with a barrier: wrong in 0 of 20 orders of warps"]),
         pytest.param(
             "paged_decode",
             ["3 sequences in place, pinned: within 0.02 of torch", "lost a block: MISS"],

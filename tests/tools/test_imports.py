@@ -26,14 +26,15 @@ FLOORS = (
 )
 
 # the rooms of `nanokv.device`, lowest first: a room imports only rooms before it
-ROOMS = ("sources", "memory", "segment", "protocol", "native", "fabric", "kernels", "machines", "sim")
+ROOMS = ("sources", "emulation", "memory", "segment", "protocol", "native", "fabric", "kernels", "machines", "sim")
 ON_TOP = ("", "library", "remote", "ptx", "gcn")  #: the public face; no room imports it
 
 # the modules of the project that a package may import, besides itself
 ALLOWED = {
     "nanokv.device": ("nanokv.errors",),
-    "nanokv.device.ptx": ("nanokv.errors",),
-    "nanokv.device.gcn": ("nanokv.errors",),
+    "nanokv.device.emulation": ("nanokv.errors",),
+    "nanokv.device.ptx": ("nanokv.errors", "nanokv.device.emulation"),
+    "nanokv.device.gcn": ("nanokv.errors", "nanokv.device.emulation"),
     "nanokv.heap": ("nanokv.device", *LEAVES),
     "nanokv.space": ("nanokv.device", *LEAVES),
     "nanokv.host_poller": ("nanokv.device", "nanokv.heap", "nanokv.space", *LEAVES),
