@@ -58,7 +58,7 @@ def _run(seconds: float, seed: int, alloc: Alloc, device: str, evict: bool) -> R
 def _run_until(end: float, calls: RandomCalls) -> dict[str, int]:
     while time.monotonic() < end:
         calls.run(20)
-    return calls.done
+    return calls.counts
 
 
 def check_at_rest(world: list[NanoKVCache]) -> None:
