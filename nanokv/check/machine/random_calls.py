@@ -117,7 +117,7 @@ class CacheCalls(ABC):
 def write_plan(cache: NanoKVCache, key: str, tensor: torch.Tensor, owner: int | None = None) -> None:
     """Open an object and write its bytes; it is still to be committed."""
     plan = cache.open_for_write(key, tensor.nbytes, preferred_segment=owner)
-    target = cache.engine.single.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, plan.bytes_total))
+    target = cache.engine.single.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, tensor.nbytes))
     target.copy_(tensor.view(torch.uint8))
 
 
