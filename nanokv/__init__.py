@@ -7,7 +7,7 @@ the device protocol runs, and which the poller tends. A cluster joins hosts, int
 and check proves it.
 
     types, errors, config    its data, errors and options
-    arguments, dtypes        checks of what callers pass; the dtypes of stored objects, by name
+    arguments, dtypes        checks of what callers pass, and of options; the dtypes of stored objects, by name
     background, seldom       asynchronous operations; warnings that are not repeated
     statistics               counters of a segment and of a cache
     cache                    the API, one object per rank, and the parts of a rank

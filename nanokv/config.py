@@ -10,7 +10,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict, get_args
 
-from nanokv.arguments import integer, listed, number, seconds, whole_number
+from nanokv.arguments import (
+    Check,
+    check_options,
+    integer,
+    is_a,
+    listed,
+    number,
+    option,
+    or_none,
+    positive_seconds,
+    refuse_unknown,
+    whole,
+    whole_number,
+)
 from nanokv.device.segment.geometry import MODES
 from nanokv.errors import InvalidArgument
 from nanokv.heap import KINDS, HeapKind
@@ -22,6 +35,32 @@ Policy = Literal["lifetimes", "clock", "fifo", "last_access"]
 _WATER: dict[Alloc, tuple[int, int]] = {"device": (100, 100), "host": (85, 95)}
 _ELASTIC: tuple[HeapKind, ...] = ("shm", "local")
 _POLICIES: dict[Alloc, tuple[Policy, ...]] = {"device": ("lifetimes", "clock", "fifo"), "host": ("last_access", "fifo")}
+_FLAG = is_a(bool, "True or False")
+
+
+def _one_of(allowed: tuple[str | None, ...]) -> Check:
+    return is_a(str | None, f"one of {allowed}", allowed.__contains__)
+
+
+def _checked_classes(name: str, classes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(integer("a size class", pages, 1) for pages in listed(name, classes))
+
+
+def _checked_costs(name: str, costs: Sequence[float]) -> tuple[float, ...]:
+    found = tuple(number("a cost", cost) for cost in listed(name, costs))
+    if not all(0 <= cost < float("inf") for cost in found):
+        raise InvalidArgument(f"{name} must be finite numbers >= 0, not {costs!r}")
+    return found
+
+
+def _checked_water(name: str, water: object) -> tuple[int, int]:
+    if isinstance(water, Sequence) and len(water) == 2:
+        low, high = map(whole_number, water)
+        if low is not None and high is not None and 0 < low <= high <= 100:
+            return low, high
+    raise InvalidArgument(
+        f"{name} must be (low, high), two integers with 0 < low <= high <= 100 (percent), not {water!r}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,68 +105,40 @@ class Options:
         heap_options: further options of that provider, such as `device`.
     """
 
-    alloc: Alloc = "device"
-    namespace: str = ""
-    identity: Identity | None = None
-    evict: bool = True
-    water: tuple[int, int] | None = None
-    policy: Policy | None = None
-    quota_bytes: int | None = None
-    size_classes: tuple[int, ...] | None = None
-    max_objects: int | None = None
-    ring_slots: int | None = None
-    shards: int | None = None
-    write_timeout: float = 30.0
-    rpc_timeout: float = 5.0
-    attach_timeout: float = 60.0
-    on_stale: Stale = "error"
-    checksum: bool = False
-    elastic: bool = False
-    promote: int = 0
-    costs: tuple[float, ...] | None = None
-    heap: HeapKind | None = None
+    alloc: Alloc = option(_one_of(MODES), "device")
+    namespace: str = option(is_a(str, "a str without NUL", lambda text: "\0" not in text), "")
+    identity: Identity | None = option(is_a(Identity | None, "an Identity or None"), None)
+    evict: bool = option(_FLAG, True)
+    water: tuple[int, int] | None = option(or_none(_checked_water), None)
+    policy: Policy | None = option(_one_of((None, *get_args(Policy))), None)
+    quota_bytes: int | None = option(or_none(whole(1)), None)
+    size_classes: tuple[int, ...] | None = option(or_none(_checked_classes), None)
+    max_objects: int | None = option(or_none(whole(1)), None)
+    ring_slots: int | None = option(or_none(whole(1)), None)
+    shards: int | None = option(or_none(whole(1)), None)
+    write_timeout: float = option(positive_seconds, 30.0)
+    rpc_timeout: float = option(positive_seconds, 5.0)
+    attach_timeout: float = option(positive_seconds, 60.0)
+    on_stale: Stale = option(_one_of(get_args(Stale)), "error")
+    checksum: bool = option(_FLAG, False)
+    elastic: bool = option(_FLAG, False)
+    promote: int = option(whole(0), 0)
+    costs: tuple[float, ...] | None = option(or_none(_checked_costs), None)
+    heap: HeapKind | None = option(_one_of((None, *KINDS)), None)
     heap_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("alloc", MODES),
-            ("policy", (None, *get_args(Policy))),
-            ("on_stale", get_args(Stale)),
-            ("heap", (None, *KINDS)),
-        ):
-            given = getattr(self, name)
-            if not isinstance(given, str | None) or given not in allowed:
-                raise InvalidArgument(f"{name} must be one of {allowed}, not {given!r}")
-        self._set("policy", _checked_policy(self.policy, self.alloc))
-        for name in ("evict", "checksum", "elastic"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidArgument(f"{name} must be True or False, not {getattr(self, name)!r}")
+        check_options(self)
+        is_a(Mapping, "a dict of the provider's options")("heap_options", self.heap_options)
+        object.__setattr__(self, "policy", _checked_policy(self.policy, self.alloc))
         _check_elastic(self.elastic, self.alloc, self.heap)
-        if not isinstance(self.namespace, str) or "\0" in self.namespace:
-            raise InvalidArgument(f"namespace must be a str without NUL, not {self.namespace!r}")
-        if not isinstance(self.identity, Identity | None):
-            raise InvalidArgument(f"identity must be an Identity or None, not {self.identity!r}")
-        if not isinstance(self.heap_options, Mapping):
-            raise InvalidArgument(f"heap_options must be a dict of the provider's options, not {self.heap_options!r}")
-        for name in ("write_timeout", "rpc_timeout", "attach_timeout"):
-            self._set(name, seconds(name, getattr(self, name)))
-            if not getattr(self, name) > 0:
-                raise InvalidArgument(f"{name} must be positive seconds, not {getattr(self, name)!r}")
-        for name in ("max_objects", "ring_slots", "shards"):
-            if getattr(self, name) is not None:
-                self._set(name, integer(name, getattr(self, name), 1))
-        if self.size_classes is not None:
-            classes = listed("size_classes", self.size_classes)
-            self._set("size_classes", tuple(integer("a size class", pages, 1) for pages in classes))
-        self._set("water", _checked_water(self.water))
+        if self.promote and self.alloc != "device":
+            raise InvalidArgument('promote needs alloc="device": v1 has no copies')
         self._check_quota()
-        self._set("promote", _checked_promote(self.promote, self.alloc))
-        self._set("costs", _checked_costs(self.costs))
 
     def _check_quota(self) -> None:
         if self.quota_bytes is None:
             return
-        self._set("quota_bytes", integer("quota_bytes", self.quota_bytes, 1))
         if not self.evict:
             raise InvalidArgument("quota_bytes needs evict=True: what is too much is evicted")
         if self.identity is None and not self.namespace:
@@ -137,9 +148,6 @@ class Options:
     def water_marks(self) -> tuple[int, int]:
         """`water`, or its default."""
         return self.water or _WATER[self.alloc]
-
-    def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
 
 
 def _check_elastic(elastic: bool, alloc: Alloc, heap: HeapKind | None) -> None:
@@ -159,34 +167,6 @@ def _checked_policy(policy: Policy | None, alloc: Alloc) -> Policy:
     if policy is not None and policy not in allowed:
         raise InvalidArgument(f"with alloc={alloc!r}, policy must be one of {allowed}, not {policy!r}")
     return policy or allowed[0]
-
-
-def _checked_promote(promote: object, alloc: Alloc) -> int:
-    found = integer("promote", promote, 0)
-    if found and alloc != "device":
-        raise InvalidArgument('promote needs alloc="device": v1 has no copies')
-    return found
-
-
-def _checked_costs(costs: Sequence[float] | None) -> tuple[float, ...] | None:
-    if costs is None:
-        return None
-    found = tuple(number("a cost", cost) for cost in listed("costs", costs))
-    if not all(0 <= cost < float("inf") for cost in found):
-        raise InvalidArgument(f"costs must be finite numbers >= 0, not {costs!r}")
-    return found
-
-
-def _checked_water(water: object) -> tuple[int, int] | None:
-    if water is None:
-        return None
-    if isinstance(water, Sequence) and len(water) == 2:
-        low, high = map(whole_number, water)
-        if low is not None and high is not None and 0 < low <= high <= 100:
-            return low, high
-    raise InvalidArgument(
-        f"water must be (low, high), two integers with 0 < low <= high <= 100 (percent), not {water!r}"
-    )
 
 
 class LocalOptions(TypedDict, total=False):
@@ -251,11 +231,8 @@ def _integer(variable: str, default: int) -> int:
         raise InvalidArgument(f"{variable} must be an integer, not {value!r}") from None
 
 
-def _choice(variable: str, allowed: tuple[str, ...]) -> str | None:
-    value = os.environ.get(variable) or None
-    if value not in (None, *allowed):
-        raise InvalidArgument(f"{variable} must be one of {allowed}, not {value!r}")
-    return value
+def _choice(variable: str, allowed: tuple[str, ...]) -> Any:
+    return or_none(_one_of(allowed))(variable, os.environ.get(variable) or None)
 
 
 def make_options(given: Mapping[str, object]) -> Options:
@@ -264,10 +241,7 @@ def make_options(given: Mapping[str, object]) -> Options:
     Raises:
         InvalidArgument: an option that does not exist, or a value that is not allowed.
     """
-    known = [option.name for option in fields(Options)]
-    for name in given:
-        if name not in known:
-            raise InvalidArgument(f"there is no option {name!r}; the options are {', '.join(known)}")
+    refuse_unknown(given, [each.name for each in fields(Options)], "option")
     found: dict[str, Any] = {
         "alloc": _choice("NANOKV_ALLOC", MODES) or "device",
         "checksum": _choice("NANOKV_CHECKSUM", ("0", "1")) == "1",

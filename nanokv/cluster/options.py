@@ -4,22 +4,28 @@ import os
 import re
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
-from nanokv.arguments import integer, seconds
+from nanokv.arguments import WORDS, check_options, is_a, one_of, option, positive_seconds, refuse_unknown, whole
 from nanokv.cluster.links import KINDS
 from nanokv.errors import InvalidArgument
 
 SECRET_VARIABLE = "NANOKV_CLUSTER_SECRET"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
-_LEAST_SECRET = 16  #: bytes
 _LOOPBACK = "lo"
 _PORTS = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
 _LEAST_PORTS, _LAST_PORT = 4, 65535
-_LOST = ("raise", "miss")
-_LONGEST_ABOUT = 1 << 16  #: characters
 _ALL = ("0.0.0.0", "::", "*")  #: no address at which anybody can be reached
+_HOST = re.compile(r"[^\s/]*")
+_SECRET = is_a(bytes, "at least 16 bytes", lambda secret: not 0 < len(secret) < 16, hides=True)
+_ABOUT = is_a(str, f"a str of at most {1 << 16} characters", lambda about: len(about) <= 1 << 16, hides=True)
+
+
+def _is_port_range(text: str) -> bool:
+    found = _PORTS.fullmatch(text)
+    first, last = map(int, found.groups()) if found else (0, 0)
+    return not text or (0 < first <= last + 1 - _LEAST_PORTS and last <= _LAST_PORT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,61 +57,30 @@ class ClusterOptions:
             one mean, for an engine's connector.
     """
 
-    node: str = ""
-    secret: bytes = field(default=b"", repr=False)
-    link: str = "nixl"
-    devices: str = _LOOPBACK
-    bind: str = "127.0.0.1"
-    advertise: str = ""
-    ports: str = ""
-    timeout: float = 1.0
-    lost: str = "raise"
-    ttl: float = 3.0
-    join_timeout: float = 10.0
-    locations: int = 1 << 17
-    about: str = ""
+    node: str = option(is_a(str, "1 to 48 letters, digits, `_` and `-`", _NAME.fullmatch), "")
+    secret: bytes = option(_SECRET, b"", shown=False)
+    link: str = option(one_of(KINDS), "nixl")
+    devices: str = option(WORDS, _LOOPBACK)
+    bind: str = option(WORDS, "127.0.0.1")
+    advertise: str = option(is_a(str, "a host name or an address", _HOST.fullmatch), "")
+    ports: str = option(is_a(str, f"a range of {_LEAST_PORTS} or more: 40000-40999", _is_port_range), "")
+    timeout: float = option(positive_seconds, 1.0)
+    lost: str = option(one_of(("raise", "miss")), "raise")
+    ttl: float = option(positive_seconds, 3.0)
+    join_timeout: float = option(positive_seconds, 10.0)
+    locations: int = option(whole(0, 1 << 30), 1 << 17)
+    about: str = option(_ABOUT, "")
 
     def __post_init__(self) -> None:
-        if not isinstance(self.node, str) or not _NAME.fullmatch(self.node):
-            raise InvalidArgument(f"node must be 1 to 48 letters, digits, `_` and `-`, not {self.node!r}")
-        if not isinstance(self.secret, bytes) or 0 < len(self.secret) < _LEAST_SECRET:
-            raise InvalidArgument(f"secret must be at least {_LEAST_SECRET} bytes")
-        if self.link not in KINDS:
-            raise InvalidArgument(f"link must be one of {', '.join(KINDS)}, not {self.link!r}")
-        for name in ("devices", "bind"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name):
-                raise InvalidArgument(f"{name} must be a non-empty str, not {getattr(self, name)!r}")
-        if self.bind in _ALL and not self.advertise:
-            raise InvalidArgument(f"with bind={self.bind!r} advertise must say how other hosts reach this one")
+        check_options(self)
         if "," in self.devices:
             raise InvalidArgument(
                 f"devices is one device, or all; for {self.devices!r} set the variable UCX_NET_DEVICES"
             )
-        self._check_texts()
-        self._check_ports()
+        if self.bind in _ALL and not self.advertise:
+            raise InvalidArgument(f"with bind={self.bind!r} advertise must say how other hosts reach this one")
         if self.link != "nixl" and (self.devices != _LOOPBACK or self.ports):
             raise InvalidArgument(f"devices and ports are for the link nixl, not {self.link}")
-        if self.lost not in _LOST:
-            raise InvalidArgument(f"lost must be one of {', '.join(_LOST)}, not {self.lost!r}")
-        object.__setattr__(self, "locations", integer("locations", self.locations, 0, 1 << 30))
-        for name in ("timeout", "ttl", "join_timeout"):
-            object.__setattr__(self, name, seconds(name, getattr(self, name)))
-            if not getattr(self, name) > 0:
-                raise InvalidArgument(f"{name} must be positive seconds, not {getattr(self, name)!r}")
-
-    def _check_texts(self) -> None:
-        if not isinstance(self.advertise, str) or re.search(r"[\s/]", self.advertise):
-            raise InvalidArgument(f"advertise must be a host name or an address, not {self.advertise!r}")
-        if not isinstance(self.about, str) or len(self.about) > _LONGEST_ABOUT:
-            raise InvalidArgument(f"about must be a str of at most {_LONGEST_ABOUT} characters")
-
-    def _check_ports(self) -> None:
-        if self.ports == "":
-            return
-        found = _PORTS.fullmatch(self.ports) if isinstance(self.ports, str) else None
-        first, last = map(int, found.groups()) if found else (0, 0)
-        if not (first > 0 and first + _LEAST_PORTS - 1 <= last <= _LAST_PORT):
-            raise InvalidArgument(f"ports must be a range of {_LEAST_PORTS} or more: 40000-40999, not {self.ports!r}")
 
     def port_range(self) -> Sequence[int]:
         """The ports that this member may listen at; 0: any that is free."""
@@ -136,10 +111,7 @@ def make_cluster_options(world_name: str, given: dict[str, Any]) -> ClusterOptio
     Raises:
         InvalidArgument: an option that does not exist, or a value that is not allowed.
     """
-    known = [option.name for option in fields(ClusterOptions)]
-    for name in given:
-        if name not in known:
-            raise InvalidArgument(f"there is no option {name!r} of a cluster; the options are {', '.join(known)}")
+    refuse_unknown(given, [each.name for each in fields(ClusterOptions)], "option", " of a cluster")
     found: dict[str, Any] = {"node": _default_node(world_name)}
     if os.environ.get(SECRET_VARIABLE):
         found["secret"] = os.environ[SECRET_VARIABLE].encode()

@@ -7,11 +7,12 @@ for the next. So nobody has to number processes, which an engine's plug-in canno
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Union
 
-from nanokv.arguments import integer, seconds, size
+from nanokv.arguments import FLAG, TEXT, WORDS, check_options, option, refuse_unknown, seconds, whole
+from nanokv.arguments import size as parsed_size
 from nanokv.cache.cache import NanoKVCache
 from nanokv.cache.ending import refuse_fork
 from nanokv.device.segment.layout import SIZE_CLASSES
@@ -43,15 +44,15 @@ class Settings:
             other hosts. The settings from `node` on are options of `NanoKVCluster`, and need `cluster`.
     """
 
-    name: str = "nanokv"
-    size: int = 1 << 30
-    page_bytes: int = 256 << 10
-    ranks: int = 16
+    name: str = option(WORDS, "nanokv")
+    size: int = option(parsed_size, 1 << 30)
+    page_bytes: int = option(parsed_size, 256 << 10)
+    ranks: int = option(whole(1), 16)
     namespace: str = ""
-    checksum: bool = False
-    max_object: int = 0
-    attach_timeout: float = 60.0
-    cluster: str = field(default="", repr=False)  # it may have a password
+    checksum: bool = option(FLAG, False)
+    max_object: int = option(parsed_size, 0)
+    attach_timeout: float = option(seconds, 60.0)
+    cluster: str = option(TEXT, "", shown=False)  # it may have a password
     node: str = ""
     link: str = "nixl"
     devices: str = "lo"
@@ -62,16 +63,7 @@ class Settings:
     ttl: float = 3.0
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.name, str) and self.name):
-            raise InvalidArgument(f"name must be a non-empty str, not {self.name!r}")
-        for name in ("size", "page_bytes", "max_object"):
-            object.__setattr__(self, name, size(name, getattr(self, name)))
-        object.__setattr__(self, "ranks", integer("ranks", self.ranks, 1))
-        object.__setattr__(self, "attach_timeout", seconds("attach_timeout", self.attach_timeout))
-        if not isinstance(self.checksum, bool):
-            raise InvalidArgument(f"checksum must be true or false, not {self.checksum!r}")
-        if not isinstance(self.cluster, str):
-            raise InvalidArgument(f"cluster must be a str, not {self.cluster!r}")
+        check_options(self)
         if not self.cluster:
             for each in fields(self):
                 if each.name in _OF_A_CLUSTER and getattr(self, each.name) != each.default:
@@ -93,10 +85,7 @@ def split(given: Mapping[str, Any], own: Sequence[str]) -> tuple[dict[str, Any],
     Raises:
         InvalidArgument: as `parse`.
     """
-    known = [*(each.name for each in fields(Settings)), *own]
-    for name in given:
-        if name not in known:
-            raise InvalidArgument(f"there is no setting {name!r}; the settings are {', '.join(known)}")
+    refuse_unknown(given, [*(each.name for each in fields(Settings)), *own], "setting")
     mine = {name: value for name, value in given.items() if name in own}
     return mine, Settings(**{name: value for name, value in given.items() if name not in own})
 

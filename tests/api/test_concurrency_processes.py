@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable, Iterator
 
 import pytest
-import torch
 
+from nanokv.check.machine.concurrency import check_room
 from nanokv.check.machine.payloads import check_payload, name, payload
 from nanokv.check.machine.rank_process import RankProcess, wait_until
 from nanokv.check.machine.ranks import RankOptions, attach
@@ -101,11 +101,7 @@ def assert_all_comes_back(world: Processes) -> None:
         if world.cache.exists(name(key)):
             check_payload(key, world.cache.get(name(key)))
             world.cache.remove(name(key))
-    largest = torch.arange(PAGES * PAGE, dtype=torch.int64).to(torch.uint8)
-    for rank in range(world.cache.world_size):
-        world.cache.put("largest", largest, preferred_segment=rank)
-        assert torch.equal(world.cache.get("largest"), largest)
-        world.cache.remove("largest")
+    check_room([world.cache])
     assert world.findings() == []
 
 

@@ -13,13 +13,14 @@ import pytest
 import torch
 
 import nanokv
+from nanokv.check.machine.concurrency import check_at_rest, check_room
 from nanokv.check.machine.hammer import hammer
 from nanokv.check.machine.payloads import check_payload, name, payload
 from nanokv.check.machine.random_calls import RandomCalls
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import KeyNotFound
-from nanokv.fsck import check_cache, check_segments
+from nanokv.fsck import check_segments
 from tests.support.plain_world import (
     PAGE,
     PAGE_WORDS,
@@ -84,26 +85,14 @@ def told(views: list[SegmentView]) -> str:
     return "\n".join(lines)
 
 
-def assert_clean(world: list[nanokv.NanoKVCache]) -> None:
-    for cache in world:
-        cache.flush()
-    report = check_cache(world)
-    assert report.clean, str(report)
-
-
 def assert_all_comes_back(world: list[nanokv.NanoKVCache]) -> None:
     """All objects left hold the bytes of their keys; once they are removed, every segment has room for the largest."""
-    assert_clean(world)
+    check_at_rest(world)
     for key in range(KEYS):
         if world[0].exists(name(key)):
             check_payload(key, world[0].get(name(key)))
             world[-1].remove(name(key))
-    largest = torch.arange(PAGES * PAGE, dtype=torch.int64).to(torch.uint8)
-    for cache in world:
-        world[0].put("largest", largest, preferred_segment=cache.rank)
-        assert torch.equal(world[-1].get("largest"), largest)
-        world[0].remove("largest")
-    assert_clean(world)
+    check_room(world)
 
 
 @pytest.fixture(params=ALLOCS)

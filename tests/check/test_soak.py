@@ -40,8 +40,8 @@ class Leaking(SoakWorker):
 class Corrupting(SoakWorker):
     """One byte of each fifth object is wrong."""
 
-    def new(self, key: int, size: int | None = None) -> torch.Tensor:
-        tensor = super().new(key, size)
+    def new(self, key: int) -> torch.Tensor:
+        tensor = super().new(key)
         if self.versions % 5 == 0:
             tensor[tensor.numel() // 2] ^= 1
         return tensor
@@ -97,7 +97,7 @@ class Deaf(SoakWorker):
 
     def work(self) -> Done:
         while True:
-            self.step(self.get)
+            self.do(self.get)
 
 
 def rows_by_name(rows: list[Row]) -> dict[str, Row]:

@@ -27,7 +27,7 @@ class Worker(CacheRank):
         while not self.told():
             self.work.step()
             self.progress.value += 1
-        return self.work.done
+        return self.work.counts
 
     def hammer_until_told(self) -> tuple[int, ...]:
         """Compiled work, without a pause: puts, reads, removals, wrong words."""

@@ -47,6 +47,8 @@ def _run(seconds: float, seed: int, alloc: Alloc, device: str, evict: bool) -> R
                 for counts in pool.map(partial(_run_until, end), workers):
                     row.tried += sum(counts.values())
             check_at_rest(world)
+            for cache in world:
+                cache.clear()
             check_room(world)
     finally:
         for cache in world:
@@ -58,7 +60,7 @@ def _run(seconds: float, seed: int, alloc: Alloc, device: str, evict: bool) -> R
 def _run_until(end: float, calls: RandomCalls) -> dict[str, int]:
     while time.monotonic() < end:
         calls.run(20)
-    return calls.done
+    return calls.counts
 
 
 def check_at_rest(world: list[NanoKVCache]) -> None:
@@ -75,17 +77,17 @@ def check_at_rest(world: list[NanoKVCache]) -> None:
 
 
 def check_room(world: list[NanoKVCache]) -> None:
-    """Check that without objects every segment has room for its largest one.
+    """Check that every segment of a world without objects has room for its largest one.
 
     Raises:
         CheckFailure: one has not.
     """
-    largest = torch.arange(PAGES * PAGE_BYTES, dtype=torch.int64).to(torch.uint8).to(world[0].engine.single.device)
-    for cache in world:
-        cache.clear()
-    for cache in world:
-        cache.put("largest", largest, preferred_segment=cache.rank)
-        if not torch.equal(cache.get("largest"), largest):
-            raise CheckFailure(f"the largest object of rank {cache.rank} came back with other bytes")
-        cache.remove("largest")
+    first, last = world[0], world[-1]
+    nbytes = first.engine.geometry.n_pages * first.engine.geometry.page_bytes
+    largest = torch.arange(nbytes, dtype=torch.int64).to(torch.uint8).to(first.engine.single.device)
+    for rank in range(first.world_size):
+        first.put("largest", largest, preferred_segment=rank)
+        if not torch.equal(last.get("largest"), largest):
+            raise CheckFailure(f"the largest object of rank {rank} came back with other bytes")
+        first.remove("largest")
     check_at_rest(world)

@@ -1,7 +1,9 @@
 """Random calls on a cache, for checks of a running world. Every answer is checked."""
 
 import random
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -23,29 +25,122 @@ from nanokv.errors import (
 EXPECTED = (DuplicateKey, KeyNotFound, NotReady, ObjectPinned, OutOfMemory, PeerLost)
 
 
-class RandomCalls:
-    """A random sequence of calls on one cache, by one thread. Every answer is checked, and counted in `done`.
+class CacheCalls(ABC):
+    """Random calls on one cache, by one thread. Every answer is checked, and counted.
+
+    Attributes:
+        keys: keys 0 to keys - 1 are used, by all workers.
+        dtype: of the objects, which have one dimension.
+        steps: the calls, each as many times as it is likely.
+        counts: of each call, and of each error that other workers may cause.
+
+    Raises (all calls):
+        CheckFailure: bytes that no sequence of correct calls can give.
+    """
+
+    cache: NanoKVCache
+    random: random.Random
+    keys: int
+    dtype: torch.dtype
+    steps: Sequence[Callable[[], None]]
+    counts: Counter[str]
+
+    @abstractmethod
+    def new(self, key: int) -> torch.Tensor:
+        """An object that nobody has put."""
+
+    @abstractmethod
+    def compare(self, key: int, found: torch.Tensor) -> object:
+        """Check an object that was read."""
+
+    def step(self) -> None:
+        """Make one call."""
+        self.do(self.random.choice(self.steps))
+
+    def do(self, call: Callable[[], None]) -> None:
+        """Make this call. An answer that other workers may cause is no error."""
+        try:
+            call()
+        except EXPECTED as error:
+            self.counts[type(error).__name__] += 1
+        else:
+            self.counts[call.__name__] += 1
+
+    def key(self) -> int:
+        """Any key."""
+        return self.random.randrange(self.keys)
+
+    def owner(self) -> int | None:
+        """Any segment, or none that is preferred."""
+        owner = self.random.randrange(-1, self.cache.world_size)
+        return None if owner < 0 else owner
+
+    # --- calls ---
+    def put(self) -> None:
+        """Put an object, anywhere."""
+        key = self.key()
+        self.cache.put(name(key), self.new(key), preferred_segment=self.owner())
+
+    def get(self) -> None:
+        """Read an object into a new tensor."""
+        key = self.key()
+        self.compare(key, self.cache.get(name(key)))
+
+    def get_into(self) -> None:
+        """Read an object into a tensor of ours."""
+        key = self.key()
+        nbytes = self.cache.get_location(name(key)).bytes_total
+        dst = torch.zeros(nbytes // self.dtype.itemsize, dtype=self.dtype)
+        try:
+            self.compare(key, self.cache.get(name(key), dst=dst))
+        except InvalidArgument:  # it was replaced by one of another size
+            if dst.any():
+                raise CheckFailure(f"key {key}: bytes were copied though the size is wrong") from None
+
+    def remove(self) -> None:
+        """Remove an object."""
+        self.cache.remove(name(self.key()))
+
+    def plan(self) -> None:
+        """Write an object as a caller's kernel does: open, store, commit."""
+        key = self.key()
+        write_plan(self.cache, name(key), self.new(key), self.owner())
+        self.cache.commit(name(key))
+
+    def abort(self) -> None:
+        """Write an object and give it up."""
+        key = self.key()
+        write_plan(self.cache, name(key), self.new(key), self.owner())
+        self.cache.abort(name(key))
+
+
+def write_plan(cache: NanoKVCache, key: str, tensor: torch.Tensor, owner: int | None = None) -> None:
+    """Open an object and write its bytes; it is still to be committed."""
+    plan = cache.open_for_write(key, tensor.nbytes, preferred_segment=owner)
+    target = cache.engine.single.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, tensor.nbytes))
+    target.copy_(tensor.view(torch.uint8))
+
+
+class RandomCalls(CacheCalls):
+    """Calls about objects of words that all say the key and the version.
 
     Args:
         worker: makes versions different from those of other workers; below 256.
-        keys: keys 0 to keys - 1 are used, by all workers.
         max_pages: the largest object.
         pins: whether to pin.
-
-    Raises (all methods):
-        CheckFailure: bytes that no sequence of correct calls can give.
     """
+
+    dtype = torch.int64
 
     def __init__(
         self, cache: NanoKVCache, worker: int, *, keys: int, max_pages: int, seed: int, pins: bool = True
     ) -> None:
         self.cache, self.keys = cache, keys
-        self.page_bytes = cache.engine.geometry.page_bytes
-        self.max_words = max_pages * self.page_bytes // torch.int64.itemsize
+        self.max_words = max_pages * cache.engine.geometry.page_bytes // torch.int64.itemsize
         self.random = random.Random(seed)
         self.versions = worker << 24
-        self.done: dict[str, int] = {}
-        self.steps: list[Callable[[int], None]] = [
+        self.counts = Counter()
+        self.steps = [
             *[self.put] * 6,
             *[self.get] * 6,
             *[self.get_into] * 2,
@@ -55,81 +150,30 @@ class RandomCalls:
             self.abort,
         ]
 
-    def run(self, count: int) -> dict[str, int]:
-        """Do `count` steps."""
+    def run(self, count: int) -> Counter[str]:
+        """Make `count` calls."""
         for _ in range(count):
             self.step()
-        return self.done
+        return self.counts
 
-    def step(self) -> None:
-        """Do one step. An answer that other workers may cause is no error."""
-        self.do(self.random.choice(self.steps))
-
-    def do(self, step: Callable[[int], None]) -> None:
-        """Do one step of a kind, on a random key."""
-        try:
-            step(self.random.randrange(self.keys))
-        except EXPECTED as error:
-            self._count(type(error).__name__)
-        else:
-            self._count(step.__name__)
-
-    def _count(self, answer: str) -> None:
-        self.done[answer] = self.done.get(answer, 0) + 1
-
-    def _new(self, key: int) -> torch.Tensor:
+    def new(self, key: int) -> torch.Tensor:
         self.versions += 1
         return payload(key, self.versions, self.random.randint(1, self.max_words))
 
-    def _owner(self) -> int | None:
-        owner = self.random.randrange(-1, self.cache.world_size)
-        return None if owner < 0 else owner
+    def compare(self, key: int, found: torch.Tensor) -> int:
+        return check_payload(key, found)
 
-    def put(self, key: int) -> None:
-        """Put an object, anywhere."""
-        self.cache.put(name(key), self._new(key), preferred_segment=self._owner())
-
-    def get(self, key: int) -> None:
-        """Read an object into a new tensor."""
-        check_payload(key, self.cache.get(name(key)))
-
-    def get_into(self, key: int) -> None:
-        """Read an object into a tensor of ours."""
-        nbytes = self.cache.get_location(name(key)).bytes_total
-        dst = torch.zeros(nbytes // torch.int64.itemsize, dtype=torch.int64)
-        try:
-            check_payload(key, self.cache.get(name(key), dst=dst))
-        except InvalidArgument:  # it was replaced by one of another size
-            if dst.any():
-                raise CheckFailure(f"key {key}: bytes were copied though the size is wrong") from None
-
-    def remove(self, key: int) -> None:
-        """Remove an object."""
-        self.cache.remove(name(key))
-
-    def pin(self, key: int) -> None:
+    def pin(self) -> None:
         """Read an object in place, for a moment."""
+        key = self.key()
         with self.cache.pin(name(key)) as view:
-            version = check_payload(key, view)
+            version = self.compare(key, view)
             self.get_and_forget()
-            if check_payload(key, view) != version:
+            if self.compare(key, view) != version:
                 raise CheckFailure(f"key {key} changed while it was pinned")
 
     def get_and_forget(self) -> None:
         """A look at another key, which takes a moment."""
-        key = self.random.randrange(self.keys)
+        key = self.key()
         if self.cache.exists(name(key)):
             self.cache.get_many([name(key)])
-
-    def plan(self, key: int) -> None:
-        """Write an object as a caller's kernel does: open, store, commit."""
-        tensor = self._new(key)
-        plan = self.cache.open_for_write(name(key), tensor.nbytes, preferred_segment=self._owner())
-        target = self.cache.engine.single.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, plan.bytes_total))
-        target.copy_(tensor.view(torch.uint8))
-        self.cache.commit(name(key))
-
-    def abort(self, key: int) -> None:
-        """Open an object and give it up."""
-        self.cache.open_for_write(name(key), self.page_bytes, preferred_segment=self._owner())
-        self.cache.abort(name(key))

@@ -10,7 +10,7 @@ from typing import Any
 
 from lmcache.v1.exceptions import IrrecoverableException
 
-from nanokv.arguments import integer, number, size
+from nanokv.arguments import FLAG, check_options, number, option, or_none, size, whole
 from nanokv.device.segment.geometry import DEFAULT_CLASSES
 from nanokv.errors import InvalidArgument
 from nanokv.integrations import joining
@@ -37,20 +37,15 @@ class Own:
             Default: `size`.
     """
 
-    threads: int = 2
-    spread: bool | None = None
+    threads: int = option(whole(1, 64), 2)
+    spread: bool | None = option(or_none(FLAG), None)
     lease: float = 10.0
-    max_capacity_bytes: int | None = None
+    max_capacity_bytes: int | None = option(or_none(size), None)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "threads", integer("threads", self.threads, 1, 64))
-        if self.spread is not None and not isinstance(self.spread, bool):
-            raise InvalidArgument(f"spread must be true or false, not {self.spread!r}")
+        check_options(self)
         if number("lease", self.lease) < 0:
             raise InvalidArgument(f"lease must not be negative, as {self.lease!r} is")
-        if self.max_capacity_bytes is not None:
-            nbytes = size("max_capacity_bytes", self.max_capacity_bytes)
-            object.__setattr__(self, "max_capacity_bytes", nbytes)
 
     def segment(self, joined: joining.JoinedStore) -> int | None:
         """The rank in whose segment objects are stored; None: that of a key's home."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from nanokv.arguments import positive_seconds
 from nanokv.cluster.membership.addresses import EtcdAddress, parse
 from nanokv.cluster.options import ClusterOptions
 from nanokv.errors import InvalidArgument
@@ -44,8 +45,7 @@ def check_cluster(settings: "Settings") -> None:
     if settings.alloc != "device":
         raise InvalidArgument("nanokv.cluster needs nanokv.alloc=device: objects of v1 are found by its master only")
     for name in ("cluster_timeout", "cluster_ttl"):
-        if not getattr(settings, name) > 0:
-            raise InvalidArgument(f"nanokv.{name} must be positive seconds, not {getattr(settings, name)!r}")
+        positive_seconds(f"nanokv.{name}", getattr(settings, name))
     try:
         ClusterOptions(**options_of(settings, settings.node or "default"))
     except InvalidArgument as error:

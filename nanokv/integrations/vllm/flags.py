@@ -6,7 +6,7 @@ Without a cluster both engines are in one world, of one host. In a cluster each 
 import json
 import shlex
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 from nanokv.arguments import size
 from nanokv.errors import InvalidArgument
@@ -111,8 +111,7 @@ def command_lines(
 
 def flag_texts() -> list[tuple[str, str, str]]:
     """Per flag its name, its default and what it means."""
-    hints = get_type_hints(Settings, include_extras=True)
-    return [(PREFIX + flag.name, _shown(flag.default), hints[flag.name].__metadata__[0]) for flag in fields(Settings)]
+    return [(PREFIX + flag.name, _shown(flag.default), flag.metadata["text"]) for flag in fields(Settings)]
 
 
 def _shown(default: object) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nanokv.arguments import integer
+from nanokv.arguments import FLAG, TEXT, check_options, option, or_none, whole
 from nanokv.device.segment.geometry import DEFAULT_CLASSES
 from nanokv.errors import InvalidArgument
 from nanokv.integrations import joining
@@ -25,20 +25,14 @@ class Own:
         enable_kv_events: tell of what is stored and evicted, if vLLM's events are on.
     """
 
-    model: str = ""
-    revision: str = ""
-    threads: int = 2
-    spread: bool | None = None
-    enable_kv_events: bool = False
+    model: str = option(TEXT, "")
+    revision: str = option(TEXT, "")
+    threads: int = option(whole(1, 64), 2)
+    spread: bool | None = option(or_none(FLAG), None)
+    enable_kv_events: bool = option(FLAG, False)
 
     def __post_init__(self) -> None:
-        for name in ("model", "revision"):
-            if not isinstance(getattr(self, name), str):
-                raise InvalidArgument(f"{name} must be a str, not {getattr(self, name)!r}")
-        for name, kind in (("spread", bool | None), ("enable_kv_events", bool)):
-            if not isinstance(getattr(self, name), kind):
-                raise InvalidArgument(f"{name} must be true or false, not {getattr(self, name)!r}")
-        object.__setattr__(self, "threads", integer("threads", self.threads, 1, 64))
+        check_options(self)
 
 
 def split(given: Mapping[str, Any], own: Sequence[str]) -> tuple[Own, joining.Settings]:

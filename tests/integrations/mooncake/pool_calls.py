@@ -1,16 +1,12 @@
-"""Random calls of a pool of registered memory. Prints each answer: for the real store, and for NanoKV's.
+"""Random calls of a pool of registered memory. See `program`."""
 
-python pool_calls.py SEED COUNT MASTER
-"""
-
-import json
-import os
 import random
-import sys
 from collections.abc import Callable
 from typing import Any
 
-from mooncake.store import BufferPool, MooncakeDistributedStore
+from mooncake.store import BufferPool
+
+from tests.integrations.mooncake.program import run
 
 _LOCAL = 1 << 20  #: bytes of the client's local buffer
 _SIZES = (0, 1, 63, 4096, 100_000, _LOCAL // 2, _LOCAL, _LOCAL + 1, 2 * _LOCAL, 3 * _LOCAL, 1 << 40)
@@ -114,17 +110,5 @@ class Calls:
         return self.random.choice(self.leases)
 
 
-def main(seed: int, count: int, master: str) -> None:
-    """Set up a client, do the calls, print the answers."""
-    store = MooncakeDistributedStore()
-    metadata = os.environ.get("MC_METADATA_SERVER", "P2PHANDSHAKE")
-    if store.setup("localhost", metadata, 64 << 20, _LOCAL, "tcp", "", master):
-        sys.exit("set-up failed")
-    calls = Calls(seed, store)
-    for _ in range(count):
-        print(json.dumps(calls.step()), flush=True)
-    os._exit(0)  # the real one may fault when the interpreter ends
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    run(Calls, 64 << 20, _LOCAL)

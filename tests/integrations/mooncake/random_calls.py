@@ -1,18 +1,14 @@
-"""Random calls of `mooncake.store`, and the answer of each, as lines of JSON: the same for the same seed and store.
-
-Run as a program, once with the real package and once with NanoKV's: `random_calls.py SEED COUNT MASTER`.
-"""
+"""Random calls of `mooncake.store`, and the answer of each: see `program`."""
 
 import hashlib
-import json
-import os
 import random
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from mooncake.store import MooncakeDistributedStore, ReplicateConfig, SoftPinAction
+from mooncake.store import ReplicateConfig, SoftPinAction
+
+from tests.integrations.mooncake.program import run
 
 KEYS = [f"key-{number}" for number in range(24)] + ["schlüssel/ä", "a" * 300, "key"]
 IN_SESSIONS = [
@@ -197,17 +193,5 @@ def _short(value: Any) -> Any:
     return f"{len(data)} bytes {hashlib.sha256(data).hexdigest()[:12]}"
 
 
-def main(seed: int, count: int, master: str) -> None:
-    """Set up a client, do the calls, print the answers."""
-    store = MooncakeDistributedStore()
-    metadata = os.environ.get("MC_METADATA_SERVER", "P2PHANDSHAKE")
-    if store.setup("localhost", metadata, 256 << 20, 64 << 20, "tcp", "", master):
-        sys.exit("set-up failed")
-    calls = Calls(seed, store)
-    for _ in range(count):
-        print(json.dumps(calls.step()), flush=True)
-    os._exit(0)  # the real one may fault when the interpreter ends
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    run(Calls, 256 << 20, 64 << 20)

@@ -60,10 +60,10 @@ def need() -> None:
         leave_out("mooncake", f"no real store: {why}")
 
 
-def both(calls: Path, seed: int, count: int, folder: Path) -> tuple[list[Any], list[Any]]:
-    """What a program of random calls prints over the real store, and over NanoKV's: `count` lines of JSON each."""
+def both(calls: str, seed: int, count: int, folder: Path) -> tuple[list[Any], list[Any]]:
+    """What a program of random calls, a module here, prints over the real store, and over NanoKV's: lines of JSON."""
     need()
-    program = [sys.executable, str(calls), str(seed), str(count)]
+    program = [sys.executable, "-m", f"tests.integrations.mooncake.{calls}", str(seed), str(count)]
     real = run_beside_master([*program, MASTER], folder / "master.log", lease_ms=LEASE_MS, timeout=SECONDS)
     make(folder)
     environment = os.environ | {
@@ -72,7 +72,7 @@ def both(calls: Path, seed: int, count: int, folder: Path) -> tuple[list[Any], l
         "NANOKV_SHM_DIR": str(folder),
     }
     ours = subprocess.run(
-        [*program, "ours:1"], check=True, env=environment, capture_output=True, text=True, timeout=SECONDS
+        [*program, "ours:1"], check=True, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS
     ).stdout
     theirs, mine = ([json.loads(line) for line in told.splitlines()] for told in (real, ours))
     assert len(theirs) == len(mine) == count
@@ -95,6 +95,7 @@ def run_beside_master(command: list[str], log: Path, *, lease_ms: int, timeout: 
     return subprocess.run(
         ["unshare", "--net", "bash", "-c", script],
         check=True,
+        cwd=ROOT,
         env=environment,
         capture_output=True,
         text=True,

@@ -1,20 +1,18 @@
-"""Random calls of `mooncake.store` about tensors, and the answer of each, as lines of JSON: the same for the same seed.
+"""Random calls of `mooncake.store` about tensors, and the answer of each: see `program`.
 
-Run as a program, once with the real package and once with NanoKV's: `tensor_calls.py SEED COUNT MASTER`.
 The calls leave out what differs on purpose: docs/mooncake.md has that.
 """
 
 import ctypes
 import hashlib
-import json
-import os
 import random
-import sys
 from types import SimpleNamespace
 from typing import Any
 
 import mooncake.store
 import torch
+
+from tests.integrations.mooncake.program import run
 
 SLOT = 8192
 #: each key has tensors of one shape and dtype: of shards of several dtypes the real store joins garbage
@@ -31,13 +29,13 @@ Call = tuple[str, list[Any]]
 class Calls:
     """Makes calls from a generator of random numbers, and does them."""
 
-    def __init__(self, seed: int, module: Any, store: Any) -> None:
-        self._random, self._module, self._store = random.Random(seed), module, store
+    def __init__(self, seed: int, store: Any) -> None:
+        self._random, self._store = random.Random(seed), store
         self._memory = (ctypes.c_ubyte * (SLOT * (len(KEYS) + 2)))()
         self._base = ctypes.addressof(self._memory)
         assert store.register_buffer(self._base, len(self._memory)) == 0
         for slot, key in enumerate(KEYS):  # each key's tensor lies in memory, for the calls that take it from there
-            header, data, nbytes, owner = module._serialize_tensor(self._tensor(key))
+            header, data, nbytes, owner = mooncake.store._serialize_tensor(self._tensor(key))
             ctypes.memmove(self._base + slot * SLOT, header, len(header))
             ctypes.memmove(self._base + slot * SLOT + len(header), data, nbytes)
             del owner
@@ -103,18 +101,18 @@ class Calls:
         return [tensor_axis]
 
     def _layout(self, axes: list[tuple[Any, ...]]) -> Any:
-        made = self._module.TensorParallelism()
+        made = mooncake.store.TensorParallelism()
         made.axes = [self._axis(*axis) for axis in axes]
         return made
 
     def _axis(self, *values: Any) -> Any:
-        made = self._module.ParallelAxis()
+        made = mooncake.store.ParallelAxis()
         for name, value in zip(("kind", "rank", "size", "split_dim", "expert_id", "stage_id"), values, strict=True):
             setattr(made, name, value)
         return made
 
     def _target(self) -> Any:
-        made = self._module.ReadTarget()
+        made = mooncake.store.ReadTarget()
         made.mode = self._random.choice(("as_stored", "shard", "shard", "shard", "full", "full"))
         if self._random.random() < 0.85:
             made.parallelism = self._layout(self._axes(*self._split()))
@@ -154,7 +152,7 @@ class Calls:
     def _laid_out(self) -> Call:
         name = self._random.choice(("put_tensor_with_parallelism", "upsert_tensor_with_parallelism"))
         layout, part = self._request()
-        config = self._module.ReplicateConfig()
+        config = mooncake.store.ReplicateConfig()
         if self._random.random() < 0.7:
             return name, [(key := self._key()), self._own(key, layout), layout, config, part]
         layouts = None if layout is None else [layout, None]
@@ -170,7 +168,7 @@ class Calls:
         for rank, shard in enumerate(shards):
             own = [(*axis[:1], rank, *axis[2:]) if axis[0] == "tp" else axis for axis in axes]
             tensor = shard if len(own) == 1 else self._tensor(key)
-            arguments = [key, tensor, self._layout(own), self._module.ReplicateConfig(), None]
+            arguments = [key, tensor, self._layout(own), mooncake.store.ReplicateConfig(), None]
             self._next.append(("upsert_tensor_with_parallelism", arguments))
         return self._next.pop()
 
@@ -189,7 +187,7 @@ class Calls:
                 return "put_tensor_with_tp_from", [*memory, 0, size, dim]
             case 2:
                 return f"batch_{name}_from", [[each] for each in memory]
-        return f"{name}_with_parallelism_from", [*memory, layout, self._module.ReplicateConfig(), part]
+        return f"{name}_with_parallelism_from", [*memory, layout, mooncake.store.ReplicateConfig(), part]
 
     def _get(self) -> Call:
         size, _ = self._split()
@@ -232,7 +230,7 @@ class Calls:
             return f"{value.mode} {self._shown(value.parallelism)}"
         if hasattr(value, "axes"):
             return "; ".join(f"{axis.kind} {axis.rank}/{axis.size} {axis.split_dim}" for axis in value.axes)
-        return str(_short(value)) if not isinstance(value, self._module.ReplicateConfig) else "config"
+        return str(_short(value)) if not isinstance(value, mooncake.store.ReplicateConfig) else "config"
 
 
 def _short(value: Any) -> Any:
@@ -245,17 +243,5 @@ def _short(value: Any) -> Any:
     return value if isinstance(value, int | str | None) else repr(value)
 
 
-def main(seed: int, count: int, master: str) -> None:
-    """Set up a client, do the calls, print the answers."""
-    store = mooncake.store.MooncakeDistributedStore()
-    metadata = os.environ.get("MC_METADATA_SERVER", "P2PHANDSHAKE")
-    if store.setup("localhost", metadata, 256 << 20, 64 << 20, "tcp", "", master):
-        sys.exit("set-up failed")
-    calls = Calls(seed, mooncake.store, store)
-    for _ in range(count):
-        print(json.dumps(calls.step()), flush=True)
-    os._exit(0)  # the real one may fault when the interpreter ends
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    run(Calls, 256 << 20, 64 << 20)

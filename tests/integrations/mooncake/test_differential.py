@@ -11,13 +11,12 @@ import pytest
 
 from tests.integrations.mooncake import real_store
 
-CALLS = Path(__file__).with_name("random_calls.py")
 COUNT = 2000
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (2, 3))])
 def test_random_calls_are_answered_alike(seed: int, tmp_path: Path) -> None:
-    theirs, mine = real_store.both(CALLS, seed, COUNT, tmp_path)
+    theirs, mine = real_store.both("random_calls", seed, COUNT, tmp_path)
     for number, (one, other) in enumerate(zip(theirs, mine, strict=True)):
         assert one == other, f"call {number}"
     assert len({line["call"] for line in theirs}) > 20

@@ -16,7 +16,6 @@ import pytest
 from nanokv.integrations.mooncake import BufferPool
 from tests.integrations.mooncake import real_store
 
-CALLS = Path(__file__).with_name("pool_calls.py")
 COUNT = 2000
 SIGNATURES = """
 import json
@@ -38,7 +37,7 @@ def test_every_call_has_the_real_ones_arguments() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_calls_are_answered_alike(seed: int, tmp_path: Path) -> None:
-    theirs, mine = real_store.both(CALLS, seed, COUNT, tmp_path)
+    theirs, mine = real_store.both("pool_calls", seed, COUNT, tmp_path)
     for number, (one, other) in enumerate(zip(theirs, mine, strict=True)):
         assert one == other, f"call {number}"
     errors = {line["answer"] for line in theirs if str(line["answer"]).startswith("RuntimeError")}

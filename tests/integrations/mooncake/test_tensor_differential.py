@@ -13,7 +13,6 @@ from nanokv.integrations.mooncake import MooncakeDistributedStore
 from tests.integrations.mooncake import real_store
 from tests.integrations.mooncake.test_tensor_store import NAME, surface
 
-CALLS = Path(__file__).with_name("tensor_calls.py")
 COUNT = 1500
 SIGNATURES = """
 import json
@@ -49,7 +48,7 @@ def test_every_call_has_the_real_ones_arguments() -> None:
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_random_calls_are_answered_alike(seed: int, tmp_path: Path) -> None:
-    theirs, mine = real_store.both(CALLS, seed, COUNT, tmp_path)
+    theirs, mine = real_store.both("tensor_calls", seed, COUNT, tmp_path)
     mislabelled = 0
     for number, (one, other) in enumerate(zip(theirs, mine, strict=True)):
         if one != other:  # the real one returns a shard of another layout

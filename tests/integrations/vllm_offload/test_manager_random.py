@@ -1,18 +1,16 @@
 """Random histories of two engines over one world, against a model: which chunks must be found, and with which bytes."""
 
-import itertools
-import tempfile
 from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 from vllm.v1.kv_offload.base import OffloadKey
 
+from tests.integrations.vllm_offload.histories import ENGINES, TwoEngines, case
 from tests.integrations.vllm_offload.offloaded import Offloaded
 from tests.integrations.vllm_offload.parts import keys_of
 
@@ -20,11 +18,9 @@ KEYS = keys_of(range(8), 0) + keys_of(range(4), 1)  # those of group 0 first, as
 SOME = st.lists(st.integers(0, len(KEYS) - 1), min_size=1, max_size=6, unique=True).map(
     lambda places: [KEYS[place] for place in sorted(places)]
 )
-ENGINES = st.integers(0, 1)
-_worlds = itertools.count()
 
 
-class Histories(RuleBasedStateMachine):
+class Histories(TwoEngines):
     """Two engines of two workers store and load chunks, and reset; chunks go from NanoKV.
 
     The model: per number of resets of an engine, the chunks that were stored and did not go. In a world with room for
@@ -34,16 +30,11 @@ class Histories(RuleBasedStateMachine):
     pages = 4 * len(KEYS) * 2
     is_exact = True
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.engines: list[Offloaded] = []
-
     @initialize(per_chunk=st.integers(1, 3))
     def begin(self, per_chunk: int) -> None:
         """Start the engines."""
         store: dict[str, Any] = {"size": self.pages * 1024, "page_bytes": 1024, "ranks": 6}
-        name = f"random-{next(_worlds)}"
-        self.engines = [Offloaded(workers=2, per_chunk=per_chunk, name=name, **store) for _ in range(2)]
+        self.engines = [Offloaded(workers=2, per_chunk=per_chunk, name=self.name, **store) for _ in range(2)]
         self.stored: set[tuple[int, OffloadKey]] = set()
         self.resets = [0, 0]
 
@@ -95,11 +86,6 @@ class Histories(RuleBasedStateMachine):
             manager = engine.manager
             assert not manager.pins.found and not manager.pins.loading and not manager.storing
 
-    def teardown(self) -> None:
-        """End the engines."""
-        for engine in self.engines:
-            engine.close()
-
 
 class SmallWorld(Histories):
     """The world evicts."""
@@ -109,22 +95,10 @@ class SmallWorld(Histories):
 
 
 @pytest.fixture(autouse=True)
-def worlds(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A folder for all histories of a test. What a reset leaves goes at the next one."""
+def leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a reset leaves goes at the next one."""
     monkeypatch.setattr("nanokv.integrations.vllm_offload.manager.LEAVE", 0.0)
-    with tempfile.TemporaryDirectory() as folder:
-        monkeypatch.setenv("NANOKV_SHM_DIR", folder)
-        yield
 
 
-FEW = settings(
-    max_examples=40,
-    stateful_step_count=25,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.generate, Phase.shrink],
-)
-TestLargeWorld = Histories.TestCase
-TestLargeWorld.settings = FEW
-TestSmallWorld = SmallWorld.TestCase
-TestSmallWorld.settings = FEW
+TestLargeWorld = case(Histories, 40, 25)
+TestSmallWorld = case(SmallWorld, 40, 25)

@@ -1,27 +1,23 @@
 """Random histories of two engines over one world, against a model: which blocks must be found, and with which bytes."""
 
-import itertools
-import tempfile
 from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 from vllm.v1.kv_offload.base import LookupResult, ReqContext
 
+from tests.integrations.vllm_offload.histories import ENGINES, TwoEngines, case
 from tests.integrations.vllm_offload.parts import Tiered, keys_of, right
 
 BLOCKS = 12
 SOME = st.lists(st.integers(0, BLOCKS - 1), min_size=1, max_size=5, unique=True)
-ENGINES = st.integers(0, 1)
-_worlds = itertools.count()
 
 
-class Histories(RuleBasedStateMachine):
+class Histories(TwoEngines):
     """Two engines compute, load, forget and lose blocks; each has room for six, the world for as many as `pages` say.
 
     The model is the set of blocks that were stored and not removed. In a world with room for all, a look-up finds all
@@ -31,16 +27,11 @@ class Histories(RuleBasedStateMachine):
     pages = 4 * BLOCKS
     is_exact = True
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.engines: list[Tiered] = []
-
     @initialize(spread=st.booleans())
     def begin(self, spread: bool) -> None:
         """Start the engines."""
         store: dict[str, Any] = {"size": self.pages * 8192, "page_bytes": 8192, "ranks": 2, "spread": spread}
-        name = f"random-{next(_worlds)}"
-        self.engines = [Tiered(chunks=6, name=name, **store) for _ in range(2)]
+        self.engines = [Tiered(chunks=6, name=self.name, **store) for _ in range(2)]
         self.stored: set[int] = set()
         self.contexts = [engine.request() for engine in self.engines]
 
@@ -95,11 +86,6 @@ class Histories(RuleBasedStateMachine):
             assert not engine.manager.has_pending_work()
             assert engine.primary._num_write_pending_chunks == 0
 
-    def teardown(self) -> None:
-        """End the engines; all rows can be given back."""
-        for engine in self.engines:
-            engine.close()
-
 
 class SmallWorld(Histories):
     """The world evicts."""
@@ -108,22 +94,5 @@ class SmallWorld(Histories):
     is_exact = False
 
 
-@pytest.fixture(autouse=True)
-def worlds(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A folder for all histories of a test."""
-    with tempfile.TemporaryDirectory() as folder:
-        monkeypatch.setenv("NANOKV_SHM_DIR", folder)
-        yield
-
-
-FEW = settings(
-    max_examples=60,
-    stateful_step_count=30,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.generate, Phase.shrink],
-)
-TestLargeWorld = Histories.TestCase
-TestLargeWorld.settings = FEW
-TestSmallWorld = SmallWorld.TestCase
-TestSmallWorld.settings = FEW
+TestLargeWorld = case(Histories, 60, 30)
+TestSmallWorld = case(SmallWorld, 60, 30)

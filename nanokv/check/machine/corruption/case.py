@@ -14,8 +14,8 @@ import torch
 from nanokv.cache.cache import NanoKVCache
 from nanokv.cache.virtual_world import local_world
 from nanokv.check.machine.corruption.words import Corruptor
+from nanokv.check.machine.random_calls import write_plan
 from nanokv.check.report import CheckFailure
-from nanokv.device.machines.records import Place
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import NanoKVError, WaitTimeout
 from nanokv.fsck import check_cache
@@ -147,9 +147,8 @@ class Case:
 
     def _open(self, key: int) -> NanoKVCache:
         """Open a plan and write its bytes at once."""
-        cache, bytes_of = self.cache(), content(key)
-        plan = cache.open_for_write(f"k{key}", bytes_of.nbytes)
-        cache.engine.single.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, bytes_of.nbytes)).copy_(bytes_of)
+        cache = self.cache()
+        write_plan(cache, f"k{key}", content(key))
         return cache
 
     def do_put(self) -> None:

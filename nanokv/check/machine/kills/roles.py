@@ -19,10 +19,9 @@ import torch
 
 from nanokv.check.machine.hammer import compiled_hammers, slow_hammers
 from nanokv.check.machine.payloads import name, payload
-from nanokv.check.machine.random_calls import EXPECTED, RandomCalls
+from nanokv.check.machine.random_calls import EXPECTED, RandomCalls, write_plan
 from nanokv.check.machine.ranks import CacheRank
 from nanokv.check.report import CheckFailure
-from nanokv.device.machines.records import Place
 from nanokv.device.segment.layout import WORD
 from nanokv.space.make_room import make_room
 
@@ -69,7 +68,7 @@ class KillWorker(CacheRank):
             self.progress.value += 1
         if self.wrong:
             raise CheckFailure(f"{self.wrong} words read by compiled work are not of the object that was asked for")
-        return self.calls.done
+        return self.calls.counts
 
     def leave(self, key: int, words: int, owner: int) -> int | None:
         """Put an object that must outlive this rank; returns its version, or None if there is no room for it."""
@@ -115,12 +114,10 @@ class KillWorker(CacheRank):
         opened = []
         for key in keys:
             with contextlib.suppress(*EXPECTED):
-                nbytes = self.random.randint(1, MAX_PAGES * self.page_words) * WORD
-                owner = self.random.randrange(self.cache.world_size)
-                opened.append((key, self.cache.open_for_write(name(key), nbytes, preferred_segment=owner)))
-        for key, plan in opened:
-            target = self.cache.engine.single.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, plan.bytes_total))
-            target.copy_(payload(key, self.who, plan.bytes_total // WORD).view(torch.uint8))
+                written = payload(key, self.who, self.random.randint(1, MAX_PAGES * self.page_words))
+                write_plan(self.cache, name(key), written, self.random.randrange(self.cache.world_size))
+                opened.append(key)
+        for key in opened:
             finish = self.cache.abort if self.random.random() < 0.2 else self.cache.commit
             finish(name(key))
         for key in keys:

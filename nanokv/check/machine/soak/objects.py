@@ -18,11 +18,6 @@ _STEP, _OF_KEY, _OF_VERSION = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B1
 _LOW = 2**64 - 1
 
 
-def name(key: int) -> str:
-    """The key as the cache takes it."""
-    return f"soak-{key}"
-
-
 def new_version(who: int, count: int, size: int) -> int:
     """A version that nobody else gives. `size`: an index of HALF_PAGES."""
     return (who << 32 | count) << SIZE_BITS | size

@@ -23,7 +23,9 @@ import numpy as np
 import torch
 
 from nanokv.cache.cache import NanoKVCache
-from nanokv.check.machine.soak.objects import HALF_PAGES, bytes_of, make_object, name
+from nanokv.check.machine.payloads import name
+from nanokv.check.machine.random_calls import write_plan
+from nanokv.check.machine.soak.objects import HALF_PAGES, bytes_of, make_object
 from nanokv.device.segment.layout import READY
 from nanokv.errors import KeyNotFound, OutOfMemory
 from nanokv.host_poller.index import key_of
@@ -74,8 +76,7 @@ class Worker(Protocol):
 
     def key(self) -> int: ...
     def new_version(self, size: int | None) -> int: ...
-    def step(self, call: Callable[[], None]) -> None: ...
-    def write(self, key: int, version: int, owner: int | None) -> None: ...
+    def do(self, call: Callable[[], None]) -> None: ...
     def compare(self, key: int, found: torch.Tensor, version: int | None) -> None: ...
 
 
@@ -165,7 +166,7 @@ class Probes:
         def read_back() -> None:
             self.worker.compare(key, self.cache.get(name(key)), version)
 
-        self.worker.step(read_back)
+        self.worker.do(read_back)
 
     def _put(self, key: int, version: int, owner: int) -> bool:
         """Put an object in one of three ways. Returns whether it was refused."""
@@ -179,7 +180,7 @@ class Probes:
                 if error is not None:
                     raise error
             else:
-                self.worker.write(key, version, owner)
+                write_plan(self.cache, name(key), tensor, owner)
                 self.cache.commit(name(key))
         except OutOfMemory:
             return True

@@ -9,15 +9,14 @@ import numpy as np
 import torch
 
 from nanokv.cache.cache import NanoKVCache
-from nanokv.check.machine.random_calls import EXPECTED
+from nanokv.check.machine.payloads import name
+from nanokv.check.machine.random_calls import EXPECTED, CacheCalls
 from nanokv.check.machine.rank_process import PATIENCE, RankCommands
 from nanokv.check.machine.soak.memory import Sample, sample_process
-from nanokv.check.machine.soak.objects import HALF_PAGES, KEYS, bytes_of, check_object, make_object, name, new_version
+from nanokv.check.machine.soak.objects import HALF_PAGES, KEYS, check_object, make_object, new_version
 from nanokv.check.machine.soak.probes import ProbeReport, Probes
 from nanokv.check.report import CheckFailure
-from nanokv.device.machines.records import Place
 from nanokv.device.segment.views import SegmentView
-from nanokv.errors import InvalidArgument
 from nanokv.fsck import check_cache
 from nanokv.fsck.look import Look, take_looks
 from nanokv.space.free_pages import FreePages
@@ -106,8 +105,10 @@ class Done(NamedTuple):
     wrong: list[str]  #: objects that came back with wrong bytes
 
 
-class SoakWorker(RankCommands):
+class SoakWorker(RankCommands, CacheCalls):
     """One rank of a soak."""
+
+    keys, dtype = KEYS, torch.uint8
 
     def __init__(self, rank: int, options: SoakOptions) -> None:
         self.rank = rank
@@ -130,7 +131,7 @@ class SoakWorker(RankCommands):
         self.pins: deque[tuple[int, int, Pinned]] = deque()
         self.versions = 0
         self._forget()
-        self.calls: list[Callable[[], None]] = [
+        self.steps = [
             *[self.put] * 6,
             *[self.get] * 6,
             *[self.remove] * 3,
@@ -142,7 +143,7 @@ class SoakWorker(RankCommands):
         return incarnation
 
     def _forget(self) -> None:
-        self.counts: Counter[str] = Counter()
+        self.counts = Counter()
         self.nbytes = 0
         self.wrong: list[str] = []
 
@@ -150,7 +151,7 @@ class SoakWorker(RankCommands):
     def work(self) -> Done:
         """Random calls until told to stop."""
         while not self.told():
-            self.step(self.random.choice(self.calls))
+            self.step()
             self.progress.value += 1
         return self.report()
 
@@ -163,7 +164,7 @@ class SoakWorker(RankCommands):
     def settle(self) -> int:
         """Give back what is pinned, and let the poller come round. Returns how many of its rounds have failed ever."""
         while self.pins:
-            self.step(self.unpin)
+            self.do(self.unpin)
         self.cache.flush(timeout=PATIENCE)
         return self.cache.stats()["poller_failures"]
 
@@ -189,43 +190,24 @@ class SoakWorker(RankCommands):
         return Probes(self).run(count)
 
     # --- one call ---
-    def step(self, call: Callable[[], None]) -> None:
-        """Do a call, and count its answer. Errors that other ranks may cause are answers."""
+    def do(self, call: Callable[[], None]) -> None:
+        """Make a call. A wrong object ends nothing: it is told later."""
         try:
-            call()
-        except EXPECTED as error:
-            self.counts[type(error).__name__] += 1
+            super().do(call)
         except CheckFailure as failure:
             self.wrong.append(f"rank {self.rank}, {call.__name__}: {failure}")
             del self.wrong[TOLD:]
-        else:
-            self.counts[call.__name__] += 1
 
-    def key(self) -> int:
-        """Any key."""
-        return self.random.randrange(KEYS)
-
-    def owner(self) -> int | None:
-        """Any segment, or none that is preferred."""
-        owner = self.random.randrange(-1, WORLD_SIZE)
-        return None if owner < 0 else owner
-
-    def new(self, key: int, size: int | None = None) -> torch.Tensor:
-        """A new object. `size`: an index of HALF_PAGES."""
-        return make_object(key, self.new_version(size), PAGE)
+    def new(self, key: int) -> torch.Tensor:
+        return make_object(key, self.new_version(), PAGE)
 
     def new_version(self, size: int | None = None) -> int:
-        """A version that nobody has put."""
+        """A version that nobody has put. `size`: an index of HALF_PAGES."""
         self.versions += 1
         return new_version(self.who, self.versions, self.random.randrange(len(HALF_PAGES)) if size is None else size)
 
     def compare(self, key: int, found: torch.Tensor, version: int | None = None) -> None:
-        """Compare an object that was read; raises CheckFailure."""
         self.nbytes += check_object(key, found, PAGE, version)
-
-    def put(self) -> None:
-        key = self.key()
-        self.cache.put(name(key), self.new(key), preferred_segment=self.owner())
 
     def put_held(self) -> None:
         key = self.key()
@@ -238,27 +220,11 @@ class SoakWorker(RankCommands):
             if error is not None and not isinstance(error, EXPECTED):
                 raise error
 
-    def get(self) -> None:
-        key = self.key()
-        self.compare(key, self.cache.get(name(key)))
-
     def get_many(self) -> None:
         keys = self.random.sample(range(KEYS), 6)
         for key, found in zip(keys, self.cache.get_many([*map(name, keys)]), strict=True):
             if found is not None:
                 self.compare(key, found)
-
-    def get_into(self) -> None:
-        key = self.key()
-        into = torch.zeros(self.cache.get_location(name(key)).bytes_total, dtype=torch.uint8)
-        try:
-            self.compare(key, self.cache.get(name(key), dst=into))
-        except InvalidArgument:  # it was replaced by one of another size
-            if into.any():
-                raise CheckFailure(f"key {key}: bytes were copied though the size is wrong") from None
-
-    def remove(self) -> None:
-        self.cache.remove(name(self.key()))
 
     def hold(self) -> None:
         self.cache.hold([name(self.key()) for _ in range(3)], HOLD_SECONDS)
@@ -279,19 +245,3 @@ class SoakWorker(RankCommands):
             self.compare(key, pinned.tensor, version)
         finally:
             pinned.release()
-
-    def plan(self) -> None:
-        key, version = self.key(), self.new_version()
-        self.write(key, version, self.owner())
-        self.cache.commit(name(key))
-
-    def abort(self) -> None:
-        key = self.key()
-        self.write(key, self.new_version(), self.owner())
-        self.cache.abort(name(key))
-
-    def write(self, key: int, version: int, owner: int | None) -> None:
-        """Open an object and write its bytes, as a caller's kernel does."""
-        plan = self.cache.open_for_write(name(key), bytes_of(version, PAGE), preferred_segment=owner)
-        target = self.cache.engine.single.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, plan.bytes_total))
-        target.copy_(make_object(key, version, PAGE))
