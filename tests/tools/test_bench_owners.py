@@ -19,6 +19,7 @@ from nanokv.cache.engine import plan_geometry
 from nanokv.config import Options
 from nanokv.device.segment.layout import HEAP_CTL, REGIONS
 from tests.support.bench_questions import TINY, ask, cases, check_latency, opened_worlds
+from tests.support.faults import Limits
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +124,8 @@ def test_the_regions_are_all_that_is_not_payload() -> None:
 
 # --- overlap ------------------------------------------------------------------------------------
 @pytest.fixture
-def small_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overlap, "LAYERS", 2)
-    monkeypatch.setattr(overlap, "BLOCKS", 4)
+def small_prefill(limits: Limits) -> None:
+    limits(overlap, LAYERS=2, BLOCKS=4)
 
 
 @pytest.mark.usefixtures("small_prefill")

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from vllm.v1.kv_offload.base import OffloadKey
 
+from nanokv.integrations.vllm_offload import manager
 from tests.integrations.vllm_offload.offloaded import Offloaded
 from tests.integrations.vllm_offload.parts import keys_of
+from tests.support.faults import Limits
 
 KEYS = keys_of(range(8), 0) + keys_of(range(4), 1)  # those of group 0 first, as vLLM names them
 SOME = st.lists(st.integers(0, len(KEYS) - 1), min_size=1, max_size=6, unique=True).map(
@@ -109,9 +111,9 @@ class SmallWorld(Histories):
 
 
 @pytest.fixture(autouse=True)
-def worlds(monkeypatch: pytest.MonkeyPatch) -> Any:
+def worlds(monkeypatch: pytest.MonkeyPatch, limits: Limits) -> Any:
     """A folder for all histories of a test. What a reset leaves goes at the next one."""
-    monkeypatch.setattr("nanokv.integrations.vllm_offload.manager.LEAVE", 0.0)
+    limits(manager, LEAVE=0.0)
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setenv("NANOKV_SHM_DIR", folder)
         yield
