@@ -19,7 +19,7 @@ from nanokv.cluster.options import ClusterOptions
 from nanokv.cluster.place import is_loopback, why_unreachable
 from nanokv.errors import PeerLost
 from nanokv.integrations.joining import Settings
-from tests.support.faults import Clock
+from tests.support.faults import Calls, Clock
 from tests.support.until import until
 
 from .conftest import HEAP_BYTES, PAGE, PATIENCE, MakeCluster, key_of
@@ -27,12 +27,12 @@ from .conftest import HEAP_BYTES, PAGE, PATIENCE, MakeCluster, key_of
 
 # --- loopback ---
 def test_a_member_of_another_host_that_listens_at_loopback_is_told_once(
-    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_cluster: MakeCluster, calls: Calls, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With what to set; in the log, and by calls."""
     (one,) = make_cluster(1)
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(place, "here", lambda: "another host")
+    calls.answer(place, "here", "another host")
     two = make_cluster(1)[0]
     for here, there in ((one, "n1"), (two, "n0")):
         why = rf"node {there} .*another host.*bind=.*advertise=.*devices="

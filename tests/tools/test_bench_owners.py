@@ -1,5 +1,6 @@
 """Questions about owners, and about several processes: they run with tiny counts and yield what they promise."""
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -49,7 +50,7 @@ def test_scaling(worlds: Worlds) -> None:
 
 
 def test_small_machines_measure_small_shapes_and_say_that_they_are_crowded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert scaling.shapes(TINY) == (*scaling.SMALL, (4, 1), (2, 4), (4, 4))
     assert scaling.crowded(8) == "" and "9 processes on 8 cores" in scaling.crowded(9)
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -161,7 +162,7 @@ def test_without_a_network_of_its_own_nothing_listens_everywhere(monkeypatch: py
 
 
 def test_outside_a_network_of_its_own_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("socket.if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
     monkeypatch.setattr(isolation, "_flags", lambda *_: isolation._UP)
     with pytest.raises(isolation.NotIsolated, match="eth0"):
         isolation.enter()
