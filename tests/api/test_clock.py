@@ -12,16 +12,18 @@ import nanokv
 from nanokv import Hold
 from nanokv.cluster.relative_terms import absolute, relative
 from nanokv.device.machines.records import Terms
-from nanokv.device.segment import clock
+from nanokv.device.segment import clock as segment_clock
 from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.last_access import NS, move_times, time_of
 from nanokv.device.segment.layout import ACCESS_TIME, TERMS_PRIORITY_SHIFT
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import HeapUnavailable
+from nanokv.heap import shm, world_entry
 from nanokv.heap.process_heap import ProcessHeap
 from nanokv.saved import times
 from nanokv.saved.mapped_segment import MappedSegment
 from nanokv.saved.save import save
+from tests.support.faults import Calls, Clock, Limits
 from tests.support.worlds import MakeWorld, World
 
 PAGE = 4096
@@ -132,22 +134,20 @@ def seconds_left(cache: nanokv.NanoKVCache) -> float:
 
 @pytest.mark.parametrize("hours", [-2, 2])
 def test_a_step_of_the_wall_clock_between_save_and_load_changes_no_lifetime(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int
+    world: World, tmp_path: Path, clock: Clock, hours: int
 ) -> None:
     saved_with_ttl(world, tmp_path / "file", 1000.0)
-    real = time.time_ns
-    monkeypatch.setattr(time, "time_ns", lambda: real() + hours * HOUR)
+    clock.jumps(hours * 3600)
     world[0].load(tmp_path / "file")
     assert 900 < seconds_left(world[0]) <= 1000
 
 
 def test_a_file_of_another_start_of_the_machine_ages_by_the_wall_clock(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, tmp_path: Path, clock: Clock, calls: Calls
 ) -> None:
     saved_with_ttl(world, tmp_path / "file", 3.0 * 3600)
-    real = time.time_ns
-    monkeypatch.setattr(time, "time_ns", lambda: real() + HOUR)
-    monkeypatch.setattr(times, "_boot", lambda: 12345)
+    clock.jumps(3600)
+    calls.answer(times, "_boot", 12345)
     world[0].load(tmp_path / "file")
     assert 2 * 3600 - 100 < seconds_left(world[0]) <= 2 * 3600
 
@@ -184,13 +184,11 @@ def left_behind(prefix: str, hold: Hold) -> None:
     cache.close()
 
 
-def test_a_segment_that_outlived_its_machine_has_its_times_moved(
-    shm_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_segment_that_outlived_its_machine_has_its_times_moved(shm_name: str, calls: Calls) -> None:
     """The clock begins anew: else leases of the old days would last until it comes there."""
     left_behind(shm_name, Hold(100.0, ttl=200.0))
     ago = now_ns() // 2
-    monkeypatch.setattr("nanokv.heap.shm.now_ns", lambda: ago)
+    calls.answer(shm, "now_ns", ago)
     options = {"page_bytes": PAGE, "name": shm_name, "rank": 0, "world_size": 1, "on_stale": "recover"}
     with nanokv.NanoKVCache(32 * PAGE, **options) as cache:  # type: ignore[arg-type]
         host = cache.engine.heap.host_view(0)
@@ -208,25 +206,25 @@ def test_times_of_one_start_of_the_machine_stay(shm_name: str) -> None:
         assert last_access(cache) < before + 100 * NS
 
 
-def test_ranks_of_another_time_namespace_are_refused(shm_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_another_time_namespace_are_refused(shm_name: str, calls: Calls) -> None:
     options = {"page_bytes": PAGE, "name": shm_name, "world_size": 2, "elastic": True}
     with nanokv.NanoKVCache(32 * PAGE, rank=0, **options):  # type: ignore[arg-type]
-        monkeypatch.setattr("nanokv.heap.world_entry.offset_ns", lambda: 3600 * NS)
+        calls.answer(world_entry, "offset_ns", 3600 * NS)
         with pytest.raises(HeapUnavailable, match=r"rank 1 is in another time namespace.*\+3600 s"):
             nanokv.NanoKVCache(32 * PAGE, rank=1, **options)  # type: ignore[arg-type]
-        monkeypatch.undo()
+        calls.go_on()
         nanokv.NanoKVCache(32 * PAGE, rank=1, **options).close()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("text", "ns"), [("monotonic 5 0\nboottime 3600 7\n", 3600 * NS + 7), ("boottime -2 5", -2 * NS + 5), ("", 0)]
 )
-def test_the_offset_of_a_time_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, ns: int) -> None:
+def test_the_offset_of_a_time_namespace(tmp_path: Path, limits: Limits, text: str, ns: int) -> None:
     (tmp_path / "offsets").write_text(text)
-    monkeypatch.setattr(clock, "_OFFSETS", tmp_path / "offsets")
-    assert clock.offset_ns() == ns
-    monkeypatch.setattr(clock, "_OFFSETS", tmp_path / "none")
-    assert clock.offset_ns() == 0
+    limits(segment_clock, _OFFSETS=tmp_path / "offsets")
+    assert segment_clock.offset_ns() == ns
+    limits(segment_clock, _OFFSETS=tmp_path / "none")
+    assert segment_clock.offset_ns() == 0
 
 
 def test_moved_times_keep_their_order_and_end_at_the_last_ones(world: World) -> None:

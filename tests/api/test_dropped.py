@@ -13,6 +13,7 @@ import torch
 import nanokv
 from nanokv.errors import ObjectPinned
 from nanokv.heap.shm import list_worlds
+from tests.support.faults import Calls
 from tests.support.rank_processes import new_folder
 from tests.support.until import until
 from tests.support.worlds import shm_world
@@ -61,12 +62,10 @@ def test_a_closed_cache_that_goes_does_not_warn(recwarn: pytest.WarningsRecorder
 
 
 @pytest.mark.parametrize("in_host_memory", [True, False], ids=["an array", "a mapped tensor, as on a GPU"])
-def test_a_dropped_pin_lasts_as_long_as_its_views(
-    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch, in_host_memory: bool
-) -> None:
+def test_a_dropped_pin_lasts_as_long_as_its_views(make_world: MakeWorld, calls: Calls, in_host_memory: bool) -> None:
     world = make_world(n=2, heap_bytes=HEAP_BYTES)
     if not in_host_memory:
-        monkeypatch.setattr(world[0].engine.heap, "host_view", lambda rank: None)
+        calls.answer(world[0].engine.heap, "host_view", None)
     world[0].put("k", torch.arange(8), preferred_segment=1)
     view = world[0].pin("k").tensor[2:]
     gc.collect()

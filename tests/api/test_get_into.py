@@ -9,6 +9,7 @@ import torch
 from nanokv.device.machines.records import Place
 from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument, KeyNotFound
+from tests.support.faults import Calls
 from tests.support.worlds import MakeWorld, World
 
 SIZES = (8, 1 << 18)  #: elements of a row: copied by the machine, or by torch
@@ -128,19 +129,16 @@ def test_raw_bytes_go_into_blocks(world: World) -> None:
 
 @pytest.mark.usefixtures("calls_in_python")
 def test_an_object_of_another_shape_that_comes_while_a_read_is_torn_is_no_error_of_the_caller(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, calls: Calls
 ) -> None:
     cache, dst = world[0], torch.zeros(4)
     cache.put("k", torch.zeros(4))
-    part, name = cache.engine.single, "_get_bytes"
-    get = getattr(part, name)
 
-    def torn_once(*words: Any) -> int:
-        monkeypatch.setattr(part, name, get)
+    def torn(*_: Any) -> int:
         cache.remove("k")
         cache.put("k", torch.zeros(8))
         return Status.TORN
 
-    monkeypatch.setattr(part, name, torn_once)
+    calls.instead(cache.engine.single, "_get_bytes", torn, at=(1,))
     with pytest.raises(KeyNotFound):
         cache.get("k", dst=dst)

@@ -8,6 +8,7 @@ import torch
 import nanokv
 from nanokv.errors import InvalidArgument, KeyNotFound, NotReady, SegmentCorrupt
 from nanokv.transfer import single
+from tests.support.faults import Calls
 
 World = list[nanokv.NanoKVCache]
 MakeWorld = Callable[..., World]
@@ -79,21 +80,15 @@ def test_a_part_of_a_corrupt_object_is_refused(make_world: MakeWorld) -> None:
     assert torch.equal(world[0].get_part("k", 0, 10), BYTES[:10])
 
 
-def test_an_object_that_is_replaced_meanwhile_is_read_again(
-    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_object_that_is_replaced_meanwhile_is_read_again(make_world: MakeWorld, calls: Calls) -> None:
     world = make_world(n=2)
     world[0].put("k", DATA, preferred_segment=1)
-    seen: list[int] = []
 
-    def replacing(tensor: torch.Tensor) -> torch.Tensor:
-        if not seen:
-            world[0].remove("k")
-            world[0].put("k", DATA + 1, preferred_segment=1)
-        seen.append(1)
-        return tensor.reshape(-1).view(torch.uint8)
+    def replace(_: torch.Tensor) -> None:
+        world[0].remove("k")
+        world[0].put("k", DATA + 1, preferred_segment=1)
 
-    monkeypatch.setattr(single, "flat_bytes", replacing)
+    seen = calls.before(single, "flat_bytes", replace, at=(1,))
     dst = torch.zeros(10, dtype=torch.int32)
     world[1].get_part("k", 40, 40, dst=dst)
     assert torch.equal(dst, DATA[10:20] + 1) and len(seen) == 2

@@ -1,12 +1,11 @@
 """Blocks that are stored layer by layer: `PagedKV.begin_put`."""
 
-from typing import Any
-
 import pytest
 import torch
 
 from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, NotReady, OutOfMemory, PeerLost
 from tests.api.test_paged import LAYERS, LAYOUTS, Make, block_of, filled, heads_first
+from tests.support.faults import Calls
 from tests.support.worlds import MakeWorld, World
 
 
@@ -102,35 +101,21 @@ def test_a_full_segment_refuses_and_a_lease_holds(make_world: MakeWorld) -> None
     assert world[1].exists_many(["a", "b", "c"]) == [False, True, True]
 
 
-def test_nothing_is_left_of_a_begin_that_raises(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_of_a_begin_that_raises(world: World, calls: Calls) -> None:
     layers, kv_dim = filled(heads_first, 7)
     paged = world[0].paged_kv(layers, kv_dim=kv_dim)
-    begin, calls = world[0].engine.allocation.begin, []
-
-    def lost(*args: Any, **options: Any) -> Any:
-        calls.append(args)
-        if len(calls) == 3:
-            raise PeerLost("the third one")
-        return begin(*args, **options)
-
-    monkeypatch.setattr(world[0].engine.allocation, "begin", lost)
+    calls.fail(world[0].engine.allocation, "begin", PeerLost("the third one"), at=(3,))
     with pytest.raises(PeerLost, match="third"):
         paged.begin_put(["a", "b", "c"], [0, 1, 2], preferred_segment=1)
-    monkeypatch.undo()
+    calls.go_on()
     assert paged.put(["a", "b", "c"], [0, 1, 2], preferred_segment=1) == [None] * 3  # no key is taken
 
 
-def test_a_commit_that_raises_does_not_disturb_the_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_raises_does_not_disturb_the_others(world: World, calls: Calls) -> None:
     layers, kv_dim = filled(heads_first, 8)
     put = world[0].paged_kv(layers, kv_dim=kv_dim).begin_put(["a", "b", "c"], [0, 1, 2], preferred_segment=1)
-    finish, lost = world[0].engine.allocation.finish, world[0].digest("b")
-
-    def failing(key: Any, begun: Any) -> int:
-        if key == lost:
-            raise PeerLost("gone")
-        return finish(key, begun)
-
-    monkeypatch.setattr(world[0].engine.allocation, "finish", failing)
+    lost = world[0].digest("b")
+    calls.fail(world[0].engine.allocation, "finish", PeerLost("gone"), when=lambda key, begun: key == lost)
     first, error, last = put.commit()
     assert first is last is None
     assert isinstance(error, PeerLost)

@@ -13,6 +13,7 @@ from nanokv.config import make_options
 from nanokv.device.segment.layout import DEAD, STATE_MASK
 from nanokv.errors import DuplicateKey, NanoKVError, PeerLost, WaitTimeout
 from nanokv.heap.shm import ShmHeap
+from tests.support.faults import Calls
 from tests.support.heap_ranks import HeapRank, small_world
 from tests.support.rank_processes import Start, new_folder, starter
 from tests.support.until import until
@@ -143,9 +144,7 @@ def holds_pages_of_the_dead(cache: nanokv.NanoKVCache, owner: int) -> bool:
 
 @pytest.mark.parametrize("alloc", ["device", "host"])
 @pytest.mark.parametrize("owner", [0, 1])
-def test_a_wait_for_what_a_killed_rank_owed_ends(
-    start: Start, monkeypatch: pytest.MonkeyPatch, alloc: str, owner: int
-) -> None:
+def test_a_wait_for_what_a_killed_rank_owed_ends(start: Start, calls: Calls, alloc: str, owner: int) -> None:
     child = start(1, 2, mode=alloc)
     cache = join(0, 2, alloc)
     child.arrive()
@@ -154,14 +153,8 @@ def test_a_wait_for_what_a_killed_rank_owed_ends(
     child.ask("open_for_write", "owed", 100, owner)
     with pytest.raises(WaitTimeout, match=r"1 of 2 objects are not READY after 0.05 s"):
         cache.wait(["there", "owed"], timeout=0.05)
-    asked, writer_of = threading.Event(), cache.engine.allocation.writer_of
-
-    def noted(key: nanokv.KeyDigest) -> tuple[int, int] | None:
-        found = writer_of(key)
-        asked.set()
-        return found
-
-    monkeypatch.setattr(cache.engine.allocation, "writer_of", noted)
+    asked = threading.Event()
+    calls.after(cache.engine.allocation, "writer_of", lambda _: asked.set())
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(cache.wait, ["never", "owed"], timeout=None)
         assert asked.wait(PATIENCE)

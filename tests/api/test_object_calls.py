@@ -27,6 +27,7 @@ from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, OutOfMemor
 from nanokv.transfer.descriptors import flat_bytes
 from nanokv.transfer.dlpack import describing_function
 from nanokv.transfer.object_calls import NO_DEFAULT, calls_in_python
+from tests.support.faults import Calls
 from tests.support.worlds import MakeWorld
 
 PAGE = 4096
@@ -243,16 +244,10 @@ def test_a_subclass_keeps_its_own_methods() -> None:
         assert cache.puts == 1 and served(cache.get, "k", dst=values()) == []
 
 
-def test_a_method_that_was_wrapped_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, right = [], NanoKVCache.exists
-
-    def wrapped(cache: NanoKVCache, key: Any) -> bool:
-        seen.append(key)
-        return right(cache, key)
-
-    monkeypatch.setattr(NanoKVCache, "exists", wrapped)
+def test_a_method_that_was_wrapped_is_called(calls: Calls) -> None:
+    seen = calls.noted(NanoKVCache, "exists")
     with NanoKVCache(1 << 20, page_bytes=PAGE) as cache:
-        assert not cache.exists("k") and seen == ["k"]
+        assert not cache.exists("k") and seen == [(cache, "k")]
 
 
 def test_no_native_call_is_left_of_a_closed_cache() -> None:

@@ -17,9 +17,11 @@ import nanokv
 from nanokv import Identity, KVLayout, NanoKVCache
 from nanokv.config import Alloc
 from nanokv.errors import InvalidArgument, KeyNotFound, NanoKVError, ReuseViolation, SegmentCorrupt
+from nanokv.transfer import reshard
 from nanokv.transfer.paged import PagedKV
-from nanokv.transfer.reshard import in_canonical_order, plan, refused
+from nanokv.transfer.reshard import plan, refused
 from tests.api.test_identity import world_of
+from tests.support.faults import Calls
 from tests.support.rank_processes import new_folder
 
 KV_HEADS, DIM, LAYERS, TOKENS = 4, 8, 4, 16
@@ -360,27 +362,22 @@ def test_the_prefix_that_a_reader_of_another_layout_has(alloc: str) -> None:
             cache.close()
 
 
-def test_an_object_that_is_replaced_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_that_is_replaced_while_it_is_read(calls: Calls) -> None:
     """The first copy of each object is torn: it is read again, and the new bytes come whole."""
     source, mine = replace(WHOLE, tp_size=2), WHOLE
     one, two, reader = world_of(*writers(source), ("", ME.with_layout(mine)))
     old, new = model(), -model()
     try:
         keys = put_all([one, two], old)
-        seen = 0
 
-        def torn(payload: torch.Tensor, layout: KVLayout) -> torch.Tensor:
-            nonlocal seen
-            seen += 1
-            if seen == 1:
-                for cache in (one, two):
-                    cache.remove_many(keys)
-                put_all([one, two], new)
-            return in_canonical_order(payload, layout)
+        def replace_all(payload: torch.Tensor, layout: KVLayout) -> None:
+            for cache in (one, two):
+                cache.remove_many(keys)
+            put_all([one, two], new)
 
-        monkeypatch.setattr("nanokv.transfer.reshard.in_canonical_order", torn)
+        seen = calls.before(reshard, "in_canonical_order", replace_all, at=(1,))
         errors, layers = read(reader, source, keys)
-        assert errors == [None] * len(keys) and seen == 2 * len(keys) + 1
+        assert errors == [None] * len(keys) and len(seen) == 2 * len(keys) + 1
         for block in range(len(keys)):
             assert torch.equal(in_block(layers, 1, block), wanted_in(new, mine, block))
     finally:

@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from nanokv.saved.own_segment import OwnSegment
 from nanokv.types import Loaded, Saved
 from tests.api.test_identity import AXES, MINE, SECRET, world_of
 from tests.api.test_reshard import ME, TOKENS, WHOLE, engine, in_block, model, put_all, wanted_in, writers
+from tests.support.faults import Calls, Limits
 from tests.support.worlds import MakeWorld, World, close_and_check
 
 PAGE = 4096
@@ -108,9 +109,9 @@ def test_what_a_kernel_wrote_comes_back_as_raw_bytes(alloc: Alloc, file: Path) -
 
 
 @ALLOCS
-def test_objects_of_many_chunks(alloc: Alloc, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(save, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr(reading, "CHUNK_BYTES", 777)
+def test_objects_of_many_chunks(alloc: Alloc, file: Path, limits: Limits) -> None:
+    limits(save, CHUNK_BYTES=1000)
+    limits(reading, CHUNK_BYTES=777)
     (one,), (two,) = small_world(alloc=alloc), small_world(alloc=alloc)
     wanted = torch.randn(9001)
     one.put("k", wanted)
@@ -283,31 +284,17 @@ def test_a_save_is_no_use_of_an_object(alloc: Alloc, file: Path) -> None:
     assert one.engine.machine.headers(0, 0, 4).tobytes() == before
 
 
-def with_hook(monkeypatch: pytest.MonkeyPatch, hook: Callable[[], None]) -> None:
-    """Call `hook` after the first read of a save."""
-    real = OwnSegment.read
-    calls = iter([hook])
-
-    def read(source: OwnSegment, offset: int, to: Any) -> None:
-        real(source, offset, to)
-        next(calls, lambda: None)()
-
-    monkeypatch.setattr(OwnSegment, "read", read)
-
-
 @ALLOCS
-def test_an_object_that_goes_away_meanwhile_is_left_out(
-    alloc: Alloc, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_object_that_goes_away_meanwhile_is_left_out(alloc: Alloc, file: Path, calls: Calls) -> None:
     (one,), (two,) = small_world(alloc=alloc), small_world(alloc=alloc)
     for number in range(5):
         one.put(f"k{number}", torch.full((2000,), number))
 
-    def replace_first() -> None:
+    def replace_first(*_: Any) -> None:
         one.remove("k0")
         one.put("k0", torch.full((2000,), 7))
 
-    with_hook(monkeypatch, replace_first)
+    calls.after(OwnSegment, "read", replace_first, at=(1,))
     assert one.save(file) == Saved(4, 64000, 1, 0)
     assert two.load(file).objects == 4
     assert [f"k{number}" in two for number in range(5)] == [False, True, True, True, True]
@@ -388,37 +375,31 @@ def test_a_closed_cache_saves_nothing(file: Path) -> None:
     assert not file.exists()
 
 
-def test_an_object_that_is_given_up_meanwhile_ends_the_load(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_that_is_given_up_meanwhile_ends_the_load(file: Path, calls: Calls) -> None:
     (one,), (two,) = small_world(), small_world()
     one.put("k", torch.ones(3))
     one.save(file)
-    real = loading._Loader._fill
 
-    def late(loader: Any, row: Any, payload: Any) -> None:
-        real(loader, row, payload)
+    def give_up(*_: Any) -> None:
         assert two.engine.machine.give_up(0, 0, int(two.engine.machine.headers(0, 0, 1)["epoch"][0]))
 
-    monkeypatch.setattr(loading._Loader, "_fill", late)
+    calls.after(loading._Loader, "_fill", give_up)
     with pytest.raises(NanoKVError, match="write_timeout"):
         two.load(file)
     assert "k" not in two
 
 
-def test_room_looks_again_after_some_objects(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_looks_again_after_some_objects(file: Path, calls: Calls, limits: Limits) -> None:
     """Another producer takes pages during the load: it is noticed, and nothing is evicted."""
-    monkeypatch.setattr(room, "REFRESH", 1)
+    limits(room, REFRESH=1)
     (one,), (two,) = small_world(), small_world(pages=16)
     for number in range(16):
         one.put(f"k{number}", torch.ones(PAGE, dtype=torch.uint8))
     one.save(file)
-    real, puts = loading._Loader._try_put, iter(range(4))
 
-    def beside(loader: Any, at: int) -> int:
-        number = next(puts, None)
-        if number is not None:
-            two.put(f"live{number}", torch.ones(PAGE, dtype=torch.uint8))
-        return real(loader, at)
+    def beside(_: Any, at: int) -> None:
+        two.put(f"live{at}", torch.ones(PAGE, dtype=torch.uint8))
 
-    monkeypatch.setattr(loading._Loader, "_try_put", beside)
+    calls.before(loading._Loader, "_try_put", beside, at=range(1, 5))
     assert two.load(file) == Loaded(12, 12 * PAGE, 0, 4, 0)
     assert two.stats()["evicted"] == 0

@@ -23,6 +23,7 @@ from nanokv.saved.layout import ALIGN, HEADER, OBJECT, SAVED_VERSION
 from nanokv.saved.own_segment import OwnSegment
 from nanokv.saved.reading import open_saved
 from tests.api.test_identity import MINE
+from tests.support.faults import Calls
 
 PAGE = 4096
 OBJECTS = {f"k{number}": torch.full((number * 911,), number, dtype=torch.int16) for number in range(8)}
@@ -264,17 +265,15 @@ def test_a_save_replaces_a_file_and_keeps_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, OSError, NanoKVError])
-def test_an_error_leaves_the_older_file(
-    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_leaves_the_older_file(error: type[BaseException], tmp_path: Path, calls: Calls) -> None:
     path = tmp_path / "file"
     path.write_text("old")
 
-    def read(source: OwnSegment, offset: int, to: Any) -> None:
+    def stop(*_: Any) -> None:
         assert len(list(tmp_path.iterdir())) == 2, "it is written in the same folder"
         raise error("stop")
 
-    monkeypatch.setattr(OwnSegment, "read", read)
+    calls.instead(OwnSegment, "read", stop)
     with cache_of() as cache:
         cache.put("k", torch.ones(9))
         with pytest.raises(FileUnusable if error is OSError else error):

@@ -9,17 +9,17 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from nanokv.check import run
+from nanokv.check import command, run
 from nanokv.check.command import print_table
 from nanokv.check.report import CheckFailure, Row
 from nanokv.check.supervised import Began, Event, PartProgress
 from nanokv.tools.cli import app
+from tests.support.faults import Calls, Limits
 
 RUN = CliRunner()
 
@@ -52,12 +52,12 @@ def test_nothing_tried_is_not_held(capsys: pytest.CaptureFixture[str]) -> None:
     assert not print_table([])
 
 
-def test_what_does_not_hold_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_hold_is_exit_code_1(calls: Calls) -> None:
     def failing(names: list[str], options: run.Options) -> Iterator[Began | Row]:
         yield Began("threads")
         yield Row("threads", "something", tried=3, failures=["I4"])
 
-    monkeypatch.setattr("nanokv.check.command.run_supervised", failing)
+    calls.instead(command, "run_supervised", failing)
     assert RUN.invoke(app, ["check", "threads"]).exit_code == 1
     done = RUN.invoke(app, ["check", "threads", "--json"])
     assert done.exit_code == 1 and rows(done.stdout)[0]["failures"] == ["I4"]
@@ -129,15 +129,15 @@ def test_a_mutant_of_ptx() -> None:
     assert done.exit_code == 2 and "--mutant ptx:list" in done.output
 
 
-def test_compiled_names_the_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[list[str], str]] = []
+def one_row(names: list[str], _: object) -> Iterator[Event]:
+    """What parts tell that are not run."""
+    yield Began(names[0])
+    yield PartProgress("30 of 600 s")
+    yield Row(names[0], "something", tried=3)
 
-    def nothing(names: list[str], options: run.Options) -> Iterator[Began | Row]:
-        asked.append((names, options.target))
-        yield Began(names[0])
-        yield Row(names[0], "something", tried=3)
 
-    monkeypatch.setattr("nanokv.check.command.run_supervised", nothing)
+def test_compiled_names_the_part(calls: Calls) -> None:
+    asked = calls.instead(command, "run_supervised", one_row)
     for arguments in (
         ["--compiled"],
         ["compiled"],
@@ -145,7 +145,7 @@ def test_compiled_names_the_part(monkeypatch: pytest.MonkeyPatch) -> None:
         ["kills", "--compiled"],
     ):
         assert RUN.invoke(app, ["check", *arguments]).exit_code == 0
-    assert asked == [
+    assert [(names, options.target) for names, options in asked] == [
         (["compiled"], "sm_90"),
         (["compiled"], "sm_90"),
         (["compiled"], "sm_80"),
@@ -158,26 +158,18 @@ def test_compiled_code_without_a_compiler_says_what_is_missing(monkeypatch: pyte
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     done = RUN.invoke(app, ["check", "--compiled"])
     assert done.exit_code == 2 and "TRITON_INTERPRET is set" in done.output
-    monkeypatch.setattr(run, "find_spec", lambda name: None if name == "triton" else find_spec(name))
+    monkeypatch.setitem(sys.modules, "triton", None)
     done = RUN.invoke(app, ["check", "--compiled"])
     assert done.exit_code == 2 and "pip install" in done.output and "triton" in done.output
 
 
-def test_a_soak_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
-
-    def nothing(names: list[str], options: run.Options) -> Iterator[Event]:
-        asked.append(names)
-        yield Began(names[0])
-        yield PartProgress("30 of 600 s")
-        yield Row(names[0], "something", tried=3)
-
-    monkeypatch.setattr("nanokv.check.command.run_supervised", nothing)
-    monkeypatch.setattr("nanokv.check.command.PLAIN_SECONDS", 0.0)
+def test_a_soak_must_be_named(calls: Calls, limits: Limits) -> None:
+    asked = calls.instead(command, "run_supervised", one_row)
+    limits(command, PLAIN_SECONDS=0.0)
     for arguments in ([], ["--all"], ["soak", "--seconds", "600"]):
         done = RUN.invoke(app, ["check", *arguments])
         assert done.exit_code == 0 and "30 of 600 s" in done.stderr
-    assert "soak" in run.PARTS and ["soak" in names for names in asked] == [False, False, True]
+    assert "soak" in run.PARTS and ["soak" in names for names, _ in asked] == [False, False, True]
 
 
 def test_an_unknown_part_is_refused() -> None:
@@ -186,7 +178,7 @@ def test_an_unknown_part_is_refused() -> None:
 
 
 def test_without_greenlet_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "greenlet", None)
     for arguments in (["model"], ["--mutant", "no-tag"], ["--mutant", "list"], ["--replay", "same-key/weak: plain"]):
         done = RUN.invoke(app, ["check", *arguments])
         assert done.exit_code == 2 and "pip install 'nanokv[check]'" in done.output

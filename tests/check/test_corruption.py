@@ -21,8 +21,10 @@ from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import MARK_SHIFT, RESERVED, unpack
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import NanoKVError, OutOfMemory, SegmentCorrupt
+from nanokv.host_poller.poller import Poller
 from nanokv.space.coalesce import join_free_extents
 from tests.support import corruption_faults
+from tests.support.faults import Calls, Limits
 from tests.support.plain_world import PAGE, PlainWorld, address, aligned_words, native
 
 PAGES = 16
@@ -49,9 +51,9 @@ def test_a_crash_is_reported_and_the_next_cases_are_tried(monkeypatch: pytest.Mo
     assert "run_corruption(1, 5, only='one wrong word', first=1)" in row.failures[1]
 
 
-def test_a_hang_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hang_is_reported(monkeypatch: pytest.MonkeyPatch, limits: Limits) -> None:
     monkeypatch.setattr(run, "_serve", corruption_faults.hang)
-    monkeypatch.setattr(run, "PATIENCE", 2.0)
+    limits(run, PATIENCE=2.0)
     (row,) = run_corruption(2, 5, only="one wrong word")
     assert len(row.failures) == 1 and row.tried == 2
     assert "hangs (do_put; see it again: run_corruption(1, 5, only='one wrong word', first=1))" in row.failures[0]
@@ -78,21 +80,15 @@ def test_a_case_sees_wrong_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
             run_case(KINDS["one wrong word"], f"wrong/{case}", lambda operation: None)
 
 
-def test_a_case_sees_an_exception_that_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def leak(cache: nanokv.NanoKVCache) -> None:
-        raise IndexError("an index of numpy's")
-
-    monkeypatch.setattr(nanokv.NanoKVCache, "stats", leak)
+def test_a_case_sees_an_exception_that_leaks(calls: Calls) -> None:
+    calls.fail(nanokv.NanoKVCache, "stats", IndexError("an index of numpy's"))
     with pytest.raises(CheckFailure, match="do_stats: IndexError"):
         for case in range(20):
             run_case(KINDS["one wrong word"], f"leak/{case}", lambda operation: None)
 
 
-def test_a_case_sees_a_poller_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(poller: Any, now: float) -> int:
-        raise OverflowError("a word of 64 bits")
-
-    monkeypatch.setattr("nanokv.host_poller.poller.Poller.step", fail)
+def test_a_case_sees_a_poller_that_fails(calls: Calls) -> None:
+    calls.fail(Poller, "step", OverflowError("a word of 64 bits"))
     with pytest.raises(CheckFailure, match="OverflowError"):
         run_case(KINDS["one wrong word"], "poller/1", lambda operation: None)
 

@@ -16,6 +16,7 @@ from nanokv.device.machines.records import Place
 from nanokv.device.segment.layout import WORD
 from nanokv.heap.shm import list_worlds
 from nanokv.host_poller.sweeper import Sweeper
+from tests.support.faults import Calls, Limits
 
 HELD = 3000
 VICTIM = 1
@@ -98,9 +99,9 @@ def test_object_that_nobody_expects_is_seen(world: KillWorld) -> None:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def impatient(limits: Limits) -> Callable[[], None]:
     """Call it when everybody has come: from then on waits fail after a second."""
-    return lambda: monkeypatch.setattr(rank_process, "PATIENCE", 1.0)
+    return lambda: limits(rank_process, PATIENCE=1.0)
 
 
 def lose_free_pages(world: KillWorld, owner: int = 2) -> None:
@@ -136,11 +137,9 @@ def test_what_the_dead_held_comes_back(world: KillWorld) -> None:
     assert world.counts_at_rest() == before
 
 
-def test_sweeper_that_does_nothing_is_seen(
-    world: KillWorld, impatient: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Sweeper, "begin_pass", lambda sweeper: None)
-    monkeypatch.setattr(Sweeper, "tend", lambda sweeper: None)
+def test_sweeper_that_does_nothing_is_seen(world: KillWorld, impatient: Callable[[], None], calls: Calls) -> None:
+    calls.answer(Sweeper, "begin_pass", None)
+    calls.answer(Sweeper, "tend", None)
     impatient()
     kill_a_burdened_rank(world)
     with pytest.raises(CheckFailure, match=r"1 objects are unfinished.*1 pins of readers that have ended"):
@@ -157,32 +156,20 @@ def test_worker_that_read_wrong_bytes_fails(world: KillWorld) -> None:
 
 
 # --- a failure of a run -----------------------------------------------------------------------
-def test_failure_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[int] = []
-    look = KillWorld.check_objects
-
-    def look_and_spoil(world: KillWorld) -> int:
-        looks.append(look(world))
-        if len(looks) == 3:
-            write_into(world, ANCHOR)
-        return looks[-1]
-
-    monkeypatch.setattr(KillWorld, "check_objects", look_and_spoil)
+def test_failure_says_how_to_see_it_again(calls: Calls) -> None:
+    calls.after(KillWorld, "check_objects", lambda world: write_into(world, ANCHOR), at=(3,))
     rows = run_kills(8, seed=5, worlds=1)
     (failure,) = [failure for row in rows for failure in row.failures]
     assert f"key {ANCHOR} is torn" in failure and "run_kills(8, 5, pins=True, worlds=1), world 0, round " in failure
     assert 3 <= sum(row.tried for row in rows) < 8, "the first failure of a world ends it"
 
 
-def test_object_left_over_fails_the_counts(monkeypatch: pytest.MonkeyPatch, impatient: Callable[[], None]) -> None:
-    clear = KillWorld.clear
-
-    def clear_and_leave_one(world: KillWorld) -> None:
-        clear(world)
+def test_object_left_over_fails_the_counts(calls: Calls, impatient: Callable[[], None]) -> None:
+    def leave_one(world: KillWorld) -> None:
         world.cache.put(name(KEYS), payload(KEYS, 7, 3 * PAGE // WORD), preferred_segment=2)
         impatient()
 
-    monkeypatch.setattr(KillWorld, "clear", clear_and_leave_one)
+    calls.after(KillWorld, "clear", leave_one)
     *victims, counts = run_kills(2, seed=5, worlds=1)
     assert all(row.failures == [] for row in victims)
     (failure,) = counts.failures

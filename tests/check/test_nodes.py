@@ -19,9 +19,10 @@ from nanokv.check.lab.layout import LayoutError, loopback, namespaces
 from nanokv.check.nodes import run
 from nanokv.check.nodes.faults import FAULTS, Scene
 from nanokv.check.report import Row
-from nanokv.check.supervised import Began, Event
 from nanokv.errors import InvalidArgument
 from nanokv.tools.cli import app
+from tests.check.test_check_command import one_row
+from tests.support.faults import Calls
 from tests.support.needed import leave_out
 
 SHORT = "stopped, shorter than timeout"
@@ -143,20 +144,20 @@ def test_an_interrupted_check_leaves_nothing(nixl: None, folder: Path, number: s
 
 
 # --- what is missing ---
-def test_an_unknown_fault_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "lacking", lambda: None)
+def test_an_unknown_fault_is_refused(calls: Calls) -> None:
+    calls.answer(run, "lacking", None)
     with pytest.raises(InvalidArgument, match="no fault flood; there are: killed"):
         run.run_nodes(1.0, 0, faults=["flood"])
 
 
-def test_a_fault_that_cannot_be_had_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "lacking", lambda: None)
+def test_a_fault_that_cannot_be_had_is_refused(calls: Calls) -> None:
+    calls.answer(run, "lacking", None)
     with pytest.raises(InvalidArgument, match="cannot be had here"):
         run.run_nodes(1.0, 0, faults=["no route between two"], apart=False)
 
 
 def test_without_nixl_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "zmq", None)
     with pytest.raises(InvalidArgument, match=r"nodes need ZeroMQ: pip install 'nanokv\[cluster\]'"):
         run.run_nodes(1.0, 0)
     monkeypatch.undo()
@@ -166,22 +167,15 @@ def test_without_nixl_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("problem", ["nodes need NIXL: it is not installed", None])
-def test_all_leaves_it_out_with_a_line(monkeypatch: pytest.MonkeyPatch, problem: str | None) -> None:
-    asked: list[list[str]] = []
-
-    def nothing(names: list[str], options: object) -> Iterator[Event]:
-        asked.append(names)
-        yield Began(names[0])
-        yield Row(names[0], "something", tried=3)
-
-    monkeypatch.setattr("nanokv.check.command.run_supervised", nothing)
-    monkeypatch.setattr(run, "lacking", lambda: problem)
+def test_all_leaves_it_out_with_a_line(calls: Calls, problem: str | None) -> None:
+    asked = calls.instead(command, "run_supervised", one_row)
+    calls.answer(run, "lacking", problem)
     done = RUN.invoke(app, ["check", "--all"])
     assert done.exit_code == 0
-    assert ("nodes" in asked[0]) == (problem is None)
+    assert ("nodes" in asked[0][0]) == (problem is None)
     assert ("nodes: left out: nodes need NIXL: it is not installed" in done.stderr) == (problem is not None)
     RUN.invoke(app, ["check"])
-    assert "nodes" not in asked[1]
+    assert "nodes" not in asked[1][0]
 
 
 # --- faults and layouts ---

@@ -24,6 +24,7 @@ from nanokv.space import make_room as rooms
 from nanokv.space.coalesce import join_free_extents
 from nanokv.space.make_room import _JOIN_PATIENCE as JOIN_PATIENCE
 from nanokv.tools.cli import app
+from tests.support.faults import Calls, Limits
 
 LEAKED: list[bytes] = []
 
@@ -155,15 +156,9 @@ def test_a_put_that_evicts_before_it_joins_is_seen() -> None:
     assert "objects after" in rows[4].failures[0]
 
 
-def test_a_rank_that_hangs_ends_the_soak(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_process, "END_SECONDS", 0.1)
-    world_init = SoakWorld.__init__
-
-    def init(world: SoakWorld, *arguments: object) -> None:
-        world_init(world, *arguments)  # type: ignore[arg-type]
-        monkeypatch.setattr(rank_process, "PATIENCE", 1.0)
-
-    monkeypatch.setattr(SoakWorld, "__init__", init)
+def test_a_rank_that_hangs_ends_the_soak(calls: Calls, limits: Limits) -> None:
+    limits(rank_process, END_SECONDS=0.1)
+    calls.after(SoakWorld, "__init__", lambda *_: limits(rank_process, PATIENCE=1.0))
     rows = run_soak(1, seed=1, worker=Deaf, kills=False)
     assert failing(rows) == ["calls"]
     assert "does not answer work within 1 s" in rows[0].failures[0]

@@ -9,8 +9,11 @@ import pytest
 import nanokv
 from nanokv.cluster import NanoKVCluster, offering
 from nanokv.fsck import check_cache
+from tests.support.faults import Calls, Limits
 from tests.support.needed import need_nixl
 from tests.support.until import until
+
+from .network import Network
 
 PATIENCE = 10.0  #: seconds for a node: far above the usual
 PAGE = 4096
@@ -66,11 +69,17 @@ def shared_pair(nixl: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         member.world.close()
 
 
+@pytest.fixture
+def network(calls: Calls) -> Network:
+    """What lies between the nodes."""
+    return Network(calls)
+
+
 @pytest.fixture(params=["brought", "pulled"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def way(request: pytest.FixtureRequest, limits: Limits) -> str:
     """How small objects go to another node: in the question, or by transfers as large ones do."""
     if request.param == "pulled":
-        monkeypatch.setattr(offering, "MOST_BROUGHT", 0)
+        limits(offering, MOST_BROUGHT=0)
     return str(request.param)
 
 

@@ -2,7 +2,6 @@
 
 import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,36 +12,34 @@ from nanokv.cluster import NanoKVCluster
 from nanokv.cluster.card import WorldId
 from nanokv.cluster.locations import Locations
 from nanokv.cluster.messages.sealed import Sender
-from nanokv.cluster.nodes import Node
 from nanokv.cluster.patience import Patience
 from nanokv.cluster.reading import RemoteGets
 from nanokv.device.fabric.locations import GONE_NODE, LOCATION
 from nanokv.errors import KeyNotFound, PeerLost, WaitTimeout
 from nanokv.types import KeyDigest
+from tests.support.faults import Calls
 from tests.support.until import until
 
 from .conftest import HEAP_BYTES, PAGE, PATIENCE, MakeCluster, key_of
+from .network import Network
 
 
 def knows(member: NanoKVCluster, key: str, node: str | None) -> bool:
     return member.member.locations.node_of(member.digest(key)) == node
 
 
-def no_first_rounds(member: NanoKVCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: Any) -> None:
-        raise AssertionError("the first two rounds were asked for")
-
+def no_first_rounds(member: NanoKVCluster, calls: Calls) -> None:
     for name in ("locate", "get_one"):
-        monkeypatch.setattr(member.member.reading.rounds, name, refused)
+        calls.fail(member.member.reading.rounds, name, AssertionError("the first two rounds were asked for"))
 
 
-def test_an_object_is_found_where_it_was_put(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_is_found_where_it_was_put(make_cluster: MakeCluster, calls: Calls) -> None:
     """Its home is n1; it lies on n2, and n0 learns of it by an event."""
     zero, one, two = make_cluster(3)
     key, value = key_of(zero, "n1"), torch.randn(700, 3)
     one.put(key, value, preferred_segment=("n2", 0))
     until(lambda: knows(zero, key, "n2"), "the event")
-    no_first_rounds(zero, monkeypatch)
+    no_first_rounds(zero, calls)
     assert torch.equal(zero.get(key), value)
     big = torch.randn(100_000)
     two.put("big", big, preferred_segment=("n2", 0))
@@ -50,28 +47,28 @@ def test_an_object_is_found_where_it_was_put(make_cluster: MakeCluster, monkeypa
     assert torch.equal(zero.get("big"), big)
 
 
-def test_many_in_two_rounds(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_in_two_rounds(make_cluster: MakeCluster, calls: Calls) -> None:
     zero, one, _two = make_cluster(3)
     keys = [f"k{i}" for i in range(150)]
     rows = torch.arange(150 * 9).reshape(150, 9)
     one.put_many(keys[:75], rows[:75], preferred_segment=("n1", 0))
     one.put_many(keys[75:], rows[75:], preferred_segment=("n2", 0))
     until(lambda: all(knows(zero, key, "n1" if i < 75 else "n2") for i, key in enumerate(keys)), "the events")
-    no_first_rounds(zero, monkeypatch)
+    no_first_rounds(zero, calls)
     out = torch.zeros_like(rows)
     assert all(zero.get_many(keys, dsts=out)) and torch.equal(out, rows)
     got = zero.get_many(keys)
     assert all(a is not None and torch.equal(a, b) for a, b in zip(got, rows, strict=True))
 
 
-def test_looks_at_known_places(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looks_at_known_places(make_cluster: MakeCluster, network: Network) -> None:
     zero, one, two = make_cluster(3)
     keys = [key_of(zero, "n0", f"p{i}") for i in range(90)]
     one.put_many(keys, torch.ones(90, 4), preferred_segment=("n2", 0))
     until(lambda: all(knows(zero, key, "n2") for key in keys), "the events")
     assert zero.exists_many([*keys, "none"]) == [True] * 90 + [False] and zero.exists(keys[3])
     assert zero.prefix_length([*keys[:40], "none", *keys]) == 40
-    monkeypatch.setattr(two.member.publisher, "publish", lambda body: None)  # nobody hears of it
+    network.loses_events(two)
     two.world.remove(keys[7])
     two.put("another", torch.ones(4), preferred_segment=("n2", 0))  # takes its slot
     assert not zero.exists(keys[7]) and zero.prefix_length(keys) == 7
@@ -80,24 +77,19 @@ def test_looks_at_known_places(make_cluster: MakeCluster, monkeypatch: pytest.Mo
 
 
 def test_a_node_that_cannot_be_read_at_first_is_read_later(
-    make_cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_cluster: MakeCluster, tmp_path: Path, calls: Calls
 ) -> None:
     """Objects that it had before it was known, and whose home is another node, are told by nothing but its headers."""
-    copied, failures = RemoteGets._copy, iter(range(3))
-
-    def copy(reading: RemoteGets, node: Node, *what: Any) -> Any:
-        if node.name == "n1" and next(failures, None) is not None:
-            raise PeerLost("just now")
-        return copied(reading, node, *what)
-
-    monkeypatch.setattr(RemoteGets, "_copy", copy)
+    copied = calls.fail(
+        RemoteGets, "_copy", PeerLost("just now"), at=range(1, 4), when=lambda reading, node, *_: node.name == "n1"
+    )
     (zero,) = make_cluster(1)
     with NanoKVCache(HEAP_BYTES, page_bytes=PAGE) as world:
         world.put_many([f"k{i}" for i in range(8)], torch.ones(8, 5))
         with NanoKVCluster(world, f"file://{tmp_path}/cluster", node="n1", ttl=2.0) as one:
             assert any(one.home(f"k{i}") == "n0" for i in range(8))
             zero.wait([f"k{i}" for i in range(8)], timeout=60)
-    assert next(failures, None) is None
+    assert [node.name for _, node, *_ in copied].count("n1") >= 3
 
 
 def test_what_was_removed_is_forgotten(make_cluster: MakeCluster) -> None:
@@ -171,7 +163,7 @@ def test_events_of_another_incarnation_are_not_believed(make_cluster: MakeCluste
 
 
 @pytest.mark.parametrize("field", [name for name in LOCATION.offsets if name != "node"])
-def test_a_torn_entry_is_not_used(make_cluster: MakeCluster, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torn_entry_is_not_used(make_cluster: MakeCluster, field: str, calls: Calls) -> None:
     """One word is of another object: no transfer begins with it."""
     zero, one = make_cluster(2)
     key = key_of(zero, "n1")
@@ -181,11 +173,7 @@ def test_a_torn_entry_is_not_used(make_cluster: MakeCluster, field: str, monkeyp
     table = zero.member.locations.table
     (at,) = np.flatnonzero(table["node"])
     table[field][at] += 1 << 12
-
-    def refused(*_: Any) -> None:
-        raise AssertionError("a transfer was begun")
-
-    monkeypatch.setattr(zero.member.reading.rounds, "fetch", refused)
+    calls.fail(zero.member.reading.rounds, "fetch", AssertionError("a transfer was begun"))
     assert zero.member.reading.get_known(zero.member.nodes["n1"], zero.digest(key), Patience(PATIENCE)) is None
 
 

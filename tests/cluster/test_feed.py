@@ -21,6 +21,7 @@ from nanokv.cluster.messages import feed
 from nanokv.cluster.messages.feed import Publisher, Sequence, Subscriber
 from nanokv.cluster.messages.sealed import EVERYBODY, Form, Message, Reason, Rejected, Seal, Sender
 from nanokv.errors import CacheClosed, InvalidArgument
+from tests.support.faults import Limits
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = b"the secret of this cluster, only"
@@ -55,9 +56,9 @@ class Heard:
 
 
 @pytest.fixture(autouse=True)
-def quick_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_beats(limits: Limits) -> None:
     """A publisher is heard soon after it is followed."""
-    monkeypatch.setattr(feed, "BEAT", 0.05)
+    limits(feed, BEAT=0.05)
 
 
 @pytest.fixture

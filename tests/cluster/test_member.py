@@ -24,6 +24,7 @@ from nanokv.cluster.pulling import Puller
 from nanokv.cluster.staging import Staging
 from nanokv.cluster.uses import Uses
 from nanokv.errors import CacheClosed
+from tests.support.faults import Calls
 from tests.support.until import until
 
 from .conftest import HEAP_BYTES, PAGE
@@ -76,21 +77,11 @@ def world(nixl: None) -> Iterator[NanoKVCache]:
 
 
 @pytest.fixture
-def closed(monkeypatch: pytest.MonkeyPatch) -> list[type[Any]]:
+def closed(calls: Calls) -> list[type[Any]]:
     """The parts that were closed."""
     found: list[type[Any]] = []
-
-    def note(kind: type[Any]) -> None:
-        close = kind.close
-
-        def noted(self: Any) -> None:
-            found.append(kind)
-            close(self)
-
-        monkeypatch.setattr(kind, "close", noted)
-
     for kind in set(OPENED):
-        note(kind)
+        calls.before(kind, "close", lambda self, kind=kind: found.append(kind))
     return found
 
 
@@ -119,10 +110,8 @@ def test_a_step_that_fails_leaves_nothing_open(
         assert member.nodes == ["n0"] and member.exists("a")
 
 
-def test_a_world_that_is_closed_meanwhile(
-    world: NanoKVCache, url: str, closed: list[type[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Membership, "listen", lambda *_: world.close())
+def test_a_world_that_is_closed_meanwhile(world: NanoKVCache, url: str, closed: list[type[Any]], calls: Calls) -> None:
+    calls.instead(Membership, "listen", lambda *_: world.close())
     with pytest.raises(CacheClosed):
         NanoKVCluster(world, url, node="n0")
     assert closed == CLOSED
@@ -139,15 +128,10 @@ def test_parts_are_closed_in_order_once(world: NanoKVCache, url: str, closed: li
 
 @pytest.mark.parametrize("kind", dict.fromkeys(CLOSED))
 def test_a_part_whose_close_raises_keeps_no_other_open(
-    world: NanoKVCache, url: str, closed: list[type[Any]], kind: type[Any], monkeypatch: pytest.MonkeyPatch
+    world: NanoKVCache, url: str, closed: list[type[Any]], kind: type[Any], calls: Calls
 ) -> None:
-    threads, close = set(threading.enumerate()), kind.close
-
-    def raises(self: Any) -> None:
-        close(self)
-        raise Broken
-
-    monkeypatch.setattr(kind, "close", raises)
+    threads = set(threading.enumerate())
+    calls.after(kind, "close", breaks)
     member = NanoKVCluster(world, url, node="n0")
     with pytest.raises(Broken):
         member.close()

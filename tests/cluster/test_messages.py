@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from nanokv.check.machine.rank_process import wait_until
+from nanokv.cluster.messages import server as server_module
 from nanokv.cluster.messages.asker import Asker, Connection, Refused, Unanswered
 from nanokv.cluster.messages.counts import DropReason
 from nanokv.cluster.messages.frames import Frames, framed
@@ -26,6 +27,7 @@ from nanokv.cluster.messages.sealed import BODY_LIMIT, MESSAGE_LIMIT, Form, Reas
 from nanokv.cluster.messages.server import Server
 from nanokv.cluster.messages.tcp import host_and_port
 from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError
+from tests.support.faults import Calls, Limits
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = b"the secret of this cluster, only"
@@ -300,17 +302,17 @@ def test_what_is_not_a_question_is_refused_and_counted(server: Server, asker: As
 
 # --- strangers ---
 def test_strangers_are_few_and_stay_for_a_while(
-    server: Server, asker: Asker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: Server, asker: Asker, limits: Limits, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Who knows the secret comes in at any time; the log tells of the others once."""
-    monkeypatch.setattr("nanokv.cluster.messages.server.MOST_STRANGERS", 5)
+    limits(server_module, MOST_STRANGERS=5)
     with ExitStack() as stack:
         strangers = [stack.enter_context(raw(server.address)) for _ in range(12)]
         counted(server, STRANGER=7)
         assert [stranger.recv(1) for stranger in strangers[:7]] == [b""] * 7
         assert asker.ask(server.address, "b", ECHO, b"x", PATIENCE) == b"a/7: x"
         assert strangers[7].recv(1) == b"" and len(server.streams) == 5
-        monkeypatch.setattr("nanokv.cluster.messages.server.STRANGER_SECONDS", 0.01)
+        limits(server_module, STRANGER_SECONDS=0.01)
         assert asker.ask(server.address, "b", ECHO, b"y", PATIENCE) == b"a/7: y"
         assert [stranger.recv(1) for stranger in strangers[8:]] == [b""] * 4
     counted(server, STRANGER=12)
@@ -318,8 +320,8 @@ def test_strangers_are_few_and_stay_for_a_while(
     assert caplog.text.count("by which no authentic message came") == 1
 
 
-def test_a_stranger_goes_by_itself_though_nothing_comes(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nanokv.cluster.messages.server.STRANGER_SECONDS", 0.1)
+def test_a_stranger_goes_by_itself_though_nothing_comes(server: Server, limits: Limits) -> None:
+    limits(server_module, STRANGER_SECONDS=0.1)
     with raw(server.address) as stranger:
         stranger.settimeout(PATIENCE)
         stranger.sendall(b"\0")
@@ -350,11 +352,13 @@ def test_a_greeting_that_is_sent_again_opens_nothing(server: Server) -> None:
         assert sorted(each.is_stranger for each in server.streams.values()) == [False, True]
 
 
-def test_connections_leave_file_descriptors(server: Server, asker: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_leave_file_descriptors(
+    server: Server, asker: Asker, limits: Limits, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asker.ask(server.address, "b", ECHO, b"", PATIENCE)
     lowest = os.open(os.devnull, os.O_RDONLY)
     os.close(lowest)
-    monkeypatch.setattr("nanokv.cluster.messages.server._LEFT", resource.getrlimit(resource.RLIMIT_NOFILE)[0] - lowest)
+    limits(server_module, _LEFT=resource.getrlimit(resource.RLIMIT_NOFILE)[0] - lowest)
     with raw(server.address) as stranger:
         assert stranger.recv(1) == b""
     counted(server, NO_ROOM=1)
@@ -504,15 +508,9 @@ def test_the_sockets_of_a_thread_end_with_it(server: Server, asker: Asker) -> No
 
 
 def test_a_finalizer_may_tell_while_its_thread_asks(
-    server: Server, asker: Asker, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+    server: Server, asker: Asker, handlers: Handlers, calls: Calls
 ) -> None:
-    receive = Connection.receive
-
-    def interrupted(self: Connection, until: float) -> bytes | None:
-        asker.tell(server.address, "b", TOLD, b"released")
-        return receive(self, until)
-
-    monkeypatch.setattr(Connection, "receive", interrupted)
+    calls.before(Connection, "receive", lambda *_: asker.tell(server.address, "b", TOLD, b"released"))
     assert asker.ask(server.address, "b", LATER, b"x", PATIENCE) == b"x"
     wait_until("the finalizer's words to be taken", lambda: len(handlers.told) == 1)
 
@@ -581,15 +579,8 @@ def test_an_interface_and_another_family(asker: Asker, ends: ExitStack) -> None:
         assert asker.ask(server.address.replace("0.0.0.0", "127.0.0.1"), "b", ECHO, b"x", PATIENCE) == b"x"
 
 
-def test_an_idle_server_sleeps(server: Server, asker: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
-    turns: list[float] = []
-    turn = server._turn
-
-    def noted() -> None:
-        turns.append(time.monotonic())
-        turn()
-
-    monkeypatch.setattr(server._loop, "_turn", noted)
+def test_an_idle_server_sleeps(server: Server, asker: Asker, calls: Calls) -> None:
+    turns = calls.noted(server._loop, "_turn")
     asker.ask(server.address, "b", LATER, b"", PATIENCE)
 
     def no_turn_for_a_second() -> bool:

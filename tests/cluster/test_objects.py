@@ -13,7 +13,6 @@ from torch.masked import masked_tensor
 
 from nanokv import Hold, NanoKVCache
 from nanokv.cluster import NanoKVCluster
-from nanokv.cluster.events import Events
 from nanokv.cluster.links.base import LinkUnavailable
 from nanokv.cluster.pulling import Pull
 from nanokv.device.segment.layout import unpack
@@ -28,10 +27,12 @@ from nanokv.errors import (
     PeerLost,
     ReuseViolation,
 )
+from tests.support.faults import Calls
 from tests.support.needed import leave_out
 from tests.support.until import until
 
 from .conftest import HEAP_BYTES, PAGE, MakeCluster, key_of
+from .network import Network
 
 TENSORS = [
     torch.arange(10, dtype=torch.int64),
@@ -223,9 +224,9 @@ def test_a_read_from_another_node_is_a_use(make_cluster: MakeCluster) -> None:
 
 
 @pytest.mark.usefixtures("way")
-def test_what_a_node_puts_it_finds_at_once(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_node_puts_it_finds_at_once(make_cluster: MakeCluster, network: Network) -> None:
     """Wherever it is put, and although no event comes."""
-    monkeypatch.setattr(Events, "hear", lambda self, sender, body: None)
+    network.loses_events()
     one, two = make_cluster()
     here, there = key_of(one, "n0"), [key_of(one, "n0", f"many{i}") for i in range(5)]
     one.put(here, torch.ones(3), preferred_segment=("n1", 0))
@@ -366,21 +367,19 @@ def _reads_again(member: NanoKVCluster) -> bool:
         return False
 
 
-def test_a_put_that_was_refused_is_not_asked_again(make_cluster: MakeCluster, monkeypatch: Any) -> None:
+def test_a_put_that_was_refused_is_not_asked_again(make_cluster: MakeCluster, calls: Calls) -> None:
     """A second question would meet what the first one has claimed, and be told that the key is there."""
     one, two = make_cluster()
     one.put("a", LARGE, preferred_segment=("n1", 0))
-    asked = []
 
-    def late(pull: Any) -> None:
-        asked.append(pull)
+    def late(pull: Pull) -> None:
         pull.abandon()
         raise PeerLost("the bytes did not come in time")
 
-    monkeypatch.setattr(Pull, "poll", late)
+    asked = calls.instead(Pull, "poll", late)
     with pytest.raises(PeerLost, match="could not take"):
         one.put("b", LARGE, preferred_segment=("n1", 0), exist_ok=True)
-    monkeypatch.undo()
+    calls.go_on()
     assert len(asked) == 1 and not two.exists("b")
     one.put("c", LARGE, preferred_segment=("n1", 0))  # which looks at what was late, too
     one.put("b", LARGE, preferred_segment=("n1", 0))

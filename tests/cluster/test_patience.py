@@ -10,31 +10,29 @@ from typing import Any
 import pytest
 import torch
 
-from nanokv.cluster import NanoKVCluster
-from nanokv.cluster.messages.asker import Unanswered
+from nanokv.cluster import NanoKVCluster, at_once, nodes, reading
 from nanokv.cluster.patience import MORE, Patience
-from nanokv.cluster.remote_world import RemoteWorld
-from nanokv.cluster.rounds import TransferLate
 from nanokv.errors import PeerLost
+from tests.support.faults import Clock, Limits
 
 from .conftest import MakeCluster
+from .network import Network
 
 TIMEOUT = 0.3
 RANKS = 16
 SLACK = 0.5  #: seconds, of a machine that is busy
 
 
-def test_one_time_for_all_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    patience, tries = Patience(1.0), []
+def test_one_time_for_all_tries(clock: Clock) -> None:
+    clock.stands()
+    first, patience, tries = clock.now, Patience(1.0), []
     with pytest.raises(PeerLost, match="node n was not asked: others had not answered within 1 s"):
         while True:
             tries.append(patience.left("n"))
-            begun = now[0]
-            now[0] += tries[-1]
+            begun = clock.now
+            clock.passes(tries[-1])
             patience.waited(begun)
-    assert tries == pytest.approx([1.0, 0.1, 0.1, 0.1], abs=1e-3) and now[0] <= 101.0 + MORE + 1e-6
+    assert tries == pytest.approx([1.0, 0.1, 0.1, 0.1], abs=1e-3) and clock.now - first <= 1.0 + MORE + 1e-6
 
 
 def test_what_answers_leaves_the_time_as_it_is() -> None:
@@ -58,24 +56,6 @@ def test_threads_wait_at_the_same_time() -> None:
     assert patience.left("n") <= 0.4
 
 
-class Hung:
-    """Rounds over a link whose other end answers nothing, whatever member of the node is asked."""
-
-    def __init__(self, rounds: Any, node: str, is_over: Callable[[], bool] = lambda: True) -> None:
-        self.rounds, self._node, self._is_over = rounds, node, is_over
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        work = getattr(self.rounds, name)
-
-        def late(world: RemoteWorld, *arguments: Any) -> Any:
-            if world.name != self._node:
-                return work(world, *arguments)
-            time.sleep(arguments[-1])
-            raise TransferLate(world.name, arguments[-1], self._is_over)
-
-        return late
-
-
 CALLS: list[Callable[[NanoKVCluster], Any]] = [
     lambda one: one.get("known"),
     lambda one: one.exists("known"),
@@ -89,7 +69,7 @@ CALLS: list[Callable[[NanoKVCluster], Any]] = [
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_node_of_many_processes_that_hangs(
-    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, call: Callable[[NanoKVCluster], Any]
+    make_cluster: MakeCluster, network: Network, call: Callable[[NanoKVCluster], Any]
 ) -> None:
     one, _ = make_cluster(2, timeout=TIMEOUT)
     one.put("known", torch.ones(3), preferred_segment=("n1", 0))
@@ -97,25 +77,20 @@ def test_a_node_of_many_processes_that_hangs(
     (card,) = node.cards
     cards = {rank: replace(card, rank=rank, incarnation=card.incarnation + rank) for rank in range(RANKS)}
     node.update(cards)
-    monkeypatch.setattr(one.member.reading, "rounds", Hung(one.member.reading.rounds, "n1"))
+    network.hangs_reads(one, "n1")
     begun = time.monotonic()
     with pytest.raises(PeerLost, match=r"node n1 .* 0\.3 s"):
         call(one)
     assert time.monotonic() - begun < TIMEOUT + MORE + SLACK < RANKS * TIMEOUT / 2
 
 
-def test_puts_to_many_nodes_that_hang(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_puts_to_many_nodes_that_hang(make_cluster: MakeCluster, network: Network, limits: Limits) -> None:
     """Though one thread asks several of them."""
     members = make_cluster(5, timeout=TIMEOUT)
     one = members[0]
     keys = [f"k{i}" for i in range(100)]
-    monkeypatch.setattr("nanokv.cluster.at_once.THREADS", 1)
-
-    def hang(address: str, to: str, kind: int, body: bytes, timeout: float, **_: Any) -> bytes:
-        time.sleep(timeout)
-        raise Unanswered(f"{to} did not answer")
-
-    monkeypatch.setattr(one.member.asker, "ask", hang)
+    limits(at_once, THREADS=1)
+    network.hangs_messages(one)
     begun = time.monotonic()
     outcomes = one.put_many(keys, torch.ones(100, 3))
     assert time.monotonic() - begun < TIMEOUT + MORE + SLACK < 4 * TIMEOUT
@@ -126,16 +101,15 @@ def test_puts_to_many_nodes_that_hang(make_cluster: MakeCluster, monkeypatch: py
     assert time.monotonic() - begun < TIMEOUT + MORE + SLACK
 
 
-def test_a_node_that_ends_no_read_is_asked_no_more(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_ends_no_read_is_asked_no_more(make_cluster: MakeCluster, network: Network, limits: Limits) -> None:
     """What was given up keeps memory until it has ended; others are read from as ever."""
-    monkeypatch.setattr("nanokv.cluster.reading.MOST_LATE", 3)
-    monkeypatch.setattr("nanokv.cluster.nodes.AVOIDED", 0.0)
+    limits(reading, MOST_LATE=3)
+    limits(nodes, AVOIDED=0.0)
     one, _, _ = make_cluster(3, timeout=0.05)
     for node in ("n1", "n2"):
         one.put(node, torch.ones(3), preferred_segment=(node, 0))
     is_over = False
-    rounds = Hung(one.member.reading.rounds, "n1", lambda: is_over)
-    monkeypatch.setattr(one.member.reading, "rounds", rounds)
+    network.hangs_reads(one, "n1", lambda: is_over)
     for _ in range(3):
         with pytest.raises(PeerLost, match="did not answer within"):
             one.exists("n1")
@@ -143,5 +117,5 @@ def test_a_node_that_ends_no_read_is_asked_no_more(make_cluster: MakeCluster, mo
         one.exists("n1")
     assert one.exists("n2") and one.stats()["late_reads"] == 3
     is_over = True
-    monkeypatch.setattr(one.member.reading, "rounds", rounds.rounds)
+    network.is_well()
     assert one.stats()["late_reads"] == 0 and one.exists("n1")

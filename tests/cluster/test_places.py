@@ -4,9 +4,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from nanokv.cluster.options import ClusterOptions
 from nanokv.cluster.place import is_loopback, why_unreachable
 from nanokv.errors import PeerLost
 from nanokv.integrations.joining import Settings
+from tests.support.faults import Calls, Clock
 from tests.support.until import until
 
 from .conftest import HEAP_BYTES, PAGE, PATIENCE, MakeCluster, key_of
@@ -28,12 +27,12 @@ from .conftest import HEAP_BYTES, PAGE, PATIENCE, MakeCluster, key_of
 
 # --- loopback ---
 def test_a_member_of_another_host_that_listens_at_loopback_is_told_once(
-    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_cluster: MakeCluster, calls: Calls, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With what to set; in the log, and by calls."""
     (one,) = make_cluster(1)
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(place, "here", lambda: "another host")
+    calls.answer(place, "here", "another host")
     two = make_cluster(1)[0]
     for here, there in ((one, "n1"), (two, "n0")):
         why = rf"node {there} .*another host.*bind=.*advertise=.*devices="
@@ -69,17 +68,15 @@ def test_which_members_cannot_be_reached(shared_pair: list[NanoKVCluster]) -> No
 
 
 # --- clocks ---
-def test_a_clock_that_was_set_back_at_a_restart(
-    make_cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_was_set_back_at_a_restart(make_cluster: MakeCluster, tmp_path: Path, clock: Clock) -> None:
     """The others take messages and events of the new process, and find what was put before it joined."""
     (one,) = make_cluster(1)
-    url, now = f"file://{tmp_path}/cluster", time.time_ns
-    for ahead in (3600 * 10**9, 0):
-        with nanokv.NanoKVCache(HEAP_BYTES, page_bytes=PAGE) as world, monkeypatch.context() as clock:
-            clock.setattr(time, "time_ns", partial(_later, now, ahead))
+    url = f"file://{tmp_path}/cluster"
+    for ahead in (3600, 0):
+        with nanokv.NanoKVCache(HEAP_BYTES, page_bytes=PAGE) as world:
+            clock.jumps(ahead)
             with NanoKVCluster(world, url, node="clock", ttl=2.0, timeout=PATIENCE) as two:
-                clock.undo()
+                clock.is_right()
                 meet(one, two)
                 two.put(f"there {ahead}", torch.ones(3), preferred_segment=("n0", 0))
                 two.put(f"here {ahead}", torch.ones(3), preferred_segment=0)
@@ -88,10 +85,6 @@ def test_a_clock_that_was_set_back_at_a_restart(
                 assert homes == [("clock", "n0"), ("n0",)]  # it joined last
         until(lambda: one.nodes == ["n0"])
     assert one.stats()["messages_refused_old_incarnation"] == 0
-
-
-def _later(now: Callable[[], int], by: int) -> int:
-    return now() + by
 
 
 def meet(*members: NanoKVCluster) -> None:

@@ -19,6 +19,7 @@ from nanokv.cluster.pull_message import HEAD, MOST_PULLS, NEEDS_CARD, BadMessage
 from nanokv.device.fabric.records import PULL
 from nanokv.errors import PeerLost
 from nanokv.transfer.descriptors import describe
+from tests.support.faults import Calls
 
 from .conftest import PAGE, MakeCluster
 
@@ -132,7 +133,7 @@ ADDRESSES = {
 
 @pytest.mark.parametrize(("fields", "head", "why"), ADDRESSES.values(), ids=ADDRESSES)
 def test_a_wrong_address_reaches_no_link(
-    shared_pair: list[NanoKVCluster], monkeypatch: pytest.MonkeyPatch, fields: Any, head: Any, why: str
+    shared_pair: list[NanoKVCluster], calls: Calls, fields: Any, head: Any, why: str
 ) -> None:
     """Of a third node, too: its link's process would end."""
     one, two = shared_pair
@@ -140,10 +141,10 @@ def test_a_wrong_address_reaches_no_link(
     question.pulls["source"] = 4096
     for name, value in fields.items():
         question.pulls[name] = value
-    monkeypatch.setattr(two.member.puller, "read", lambda *_: pytest.fail("a transfer was begun"))
+    transfers = calls.fail(two.member.puller, "read", AssertionError("a transfer was begun"))
     with pytest.raises(Refused, match=why):
         ask(one, question._replace(**head))
-    assert not two.world.stats()["unfinished"]
+    assert not transfers and not two.world.stats()["unfinished"]
 
 
 #: bodies that no member sends, by kind
@@ -177,11 +178,9 @@ def test_a_body_that_no_member_sends_is_refused(shared_pair: list[NanoKVCluster]
 
 
 @pytest.mark.parametrize("body", [b"", bytes(7), np.array([99]).tobytes(), np.array([-1]).tobytes()])
-def test_an_answer_that_is_none_is_no_answer(
-    shared_pair: list[NanoKVCluster], monkeypatch: pytest.MonkeyPatch, body: bytes
-) -> None:
+def test_an_answer_that_is_none_is_no_answer(shared_pair: list[NanoKVCluster], calls: Calls, body: bytes) -> None:
     one, _ = shared_pair
-    monkeypatch.setattr(one.member.asker, "ask", lambda *_, **__: body)
+    calls.answer(one.member.asker, "ask", body)
     for call in (
         lambda: one.remove("x"),
         lambda: one.remove_many(["x"]),

@@ -1,23 +1,19 @@
 """Puts to other nodes that do not go as usual: a full owner, a link that fails, a producer that waits no longer."""
 
-import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from nanokv import Hold
-from nanokv.cluster import NanoKVCluster
+from nanokv.cluster import NanoKVCluster, kept
 from nanokv.cluster.kept import numbers_message
 from nanokv.cluster.kinds import Kind
-from nanokv.cluster.links.base import LinkLost
 from nanokv.cluster.links.nixl import NixlLink
 from nanokv.cluster.messages.asker import Refused
-from nanokv.cluster.patience import Patience
 from nanokv.cluster.pull_message import Question
 from nanokv.cluster.pulling import Pull, Puller
 from nanokv.cluster.relative_terms import absolute, relative
@@ -26,31 +22,22 @@ from nanokv.device.machines.records import Terms
 from nanokv.device.segment.layout import ACCESS_TIME
 from nanokv.errors import OutOfMemory, PeerLost
 from nanokv.transfer.descriptors import describe
+from tests.support.faults import Calls, Limits
 from tests.support.until import until
 
 from .conftest import MakeCluster
+from .network import Network
 
 LARGE = torch.arange(50_000)
 
 
 # --- a full owner ---
-def test_an_owner_without_room_answers_others_meanwhile(
-    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_owner_without_room_answers_others_meanwhile(make_cluster: MakeCluster, calls: Calls) -> None:
     """Each of its steps is short, whatever the number of objects; and it gives up in time for its answer."""
     one, two = make_cluster(world={"evict": False}, heap_bytes=1 << 20)
     assert two.world.put_many([f"f{i}" for i in range(300)], torch.ones(300, 4)).count(None) == 256
-    looked = 0
-    again = Puller.begin_again
-
-    def slow(self: Puller, pull: Any) -> None:
-        nonlocal looked
-        looked += 1
-        time.sleep(0.02)
-        again(self, pull)
-
-    monkeypatch.setattr(Puller, "begin_again", slow)
-    monkeypatch.setattr(one, "_patience", lambda: Patience(4.0))
+    looked = calls.before(Puller, "begin_again", lambda *_: time.sleep(0.02))
+    one.options = replace(one.options, timeout=4.0)
     took = []
     with ThreadPoolExecutor(1) as pool:
         many = pool.submit(one.put_many, [f"x{i}" for i in range(500)], torch.ones(500, 4), preferred_segment=("n1", 0))
@@ -61,7 +48,7 @@ def test_an_owner_without_room_answers_others_meanwhile(
                 one.put("other", torch.ones(4), preferred_segment=("n1", 0))
             took.append(time.monotonic() - begun)
         assert all(isinstance(each, OutOfMemory) for each in many.result())
-    assert looked < 400  # of 500: for half of four seconds
+    assert len(looked) < 400  # of 500: for half of four seconds
     assert len(took) > 2 and min(took) < 1  # and not only when all is over
     assert not two.world.stats()["unfinished"]
 
@@ -83,63 +70,40 @@ def let_go(member: NanoKVCluster) -> None:
 
 
 @pytest.mark.parametrize("step", ["rows_of", "line"])
-def test_a_read_that_lets_the_producer_go_costs_no_put(
-    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_a_read_that_lets_the_producer_go_costs_no_put(make_cluster: MakeCluster, calls: Calls, step: str) -> None:
     """Before its bytes are read, or before its ticket is."""
     one, two = make_cluster()
     one.put("first", LARGE, preferred_segment=("n1", 0))
-    before, left = getattr(Puller, step), [1]
-
-    def lost(self: Puller, *arguments: Any) -> Any:
-        if left:
-            left.pop()
-            let_go(two)
-        return before(self, *arguments)
-
-    monkeypatch.setattr(Puller, step, lost)
+    steps = calls.before(Puller, step, lambda *_: let_go(two), at=(1,))
     one.put("x", LARGE, preferred_segment=("n1", 0))
-    assert not left and torch.equal(two.world.get("x"), LARGE)
+    assert steps and torch.equal(two.world.get("x"), LARGE)
 
 
-def test_a_link_that_always_fails_is_named_as_the_cause(
-    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_that_always_fails_is_named_as_the_cause(make_cluster: MakeCluster, calls: Calls) -> None:
     """And not `write_timeout`, which has nothing to do with it."""
     one, two = make_cluster()
     one.put("first", LARGE, preferred_segment=("n1", 0))
-    line = Puller.line
-
-    def lost(self: Puller) -> Any:
-        let_go(two)
-        return line(self)
-
-    monkeypatch.setattr(Puller, "line", lost)
+    calls.before(Puller, "line", lambda *_: let_go(two))
     with pytest.raises(PeerLost, match=r"could not take .*: LinkLost: .* nothing was stored: peer .* connected"):
         one.put("x", LARGE, preferred_segment=("n1", 0))
-    monkeypatch.undo()
+    calls.go_on()
     assert not two.world.exists("x") and not two.world.stats()["unfinished"]
     one.put("x", LARGE, preferred_segment=("n1", 0))
     until(lambda: one.stats()["late_puts"] == 0, "the memory of the put to be free")
 
 
 # --- what was given up ---
-def hold_up(monkeypatch: pytest.MonkeyPatch, step: str = "_await_bytes") -> Callable[[], None]:
-    """Let pulls wait at a step until the function returned is called."""
-    go_on = threading.Event()
-    real = getattr(Pull, step)
-    monkeypatch.setattr(Pull, step, lambda self: real(self) if go_on.is_set() else None)
-    return go_on.set
+def hold_up(calls: Calls) -> None:
+    """Let pulls wait for their bytes until the calls go on."""
+    calls.answer(Pull, "_await_bytes", None)
 
 
-def test_memory_is_free_again_when_the_owner_reads_no_more(
-    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_free_again_when_the_owner_reads_no_more(make_cluster: MakeCluster, calls: Calls) -> None:
     """Not before; and without another put. What the producer gave up is not stored."""
     one, two = make_cluster()
     one.put("first", LARGE, preferred_segment=("n1", 0))
-    monkeypatch.setattr(one, "_patience", lambda: Patience(0.2))
-    go_on = hold_up(monkeypatch)
+    one.options = replace(one.options, timeout=0.2)
+    hold_up(calls)
     for i in range(3):
         with pytest.raises(PeerLost, match="did not answer"):
             one.put(f"x{i}", LARGE, preferred_segment=("n1", 0))
@@ -149,7 +113,7 @@ def test_memory_is_free_again_when_the_owner_reads_no_more(
     body = numbers_message(numbers)
     asker = one.member.asker
     assert asker.ask(to.messages, to.member, Kind.OVER, body, 10.0, to_incarnation=to.incarnation) == bytes(3)
-    go_on()
+    calls.go_on()
     until(lambda: one.stats()["late_puts"] == 0, "the end of the pulls")
     assert one.stats()["late_put_bytes"] == 0 and not any(two.world.exists(f"x{i}") for i in range(3))
     until(lambda: not two.world.stats()["unfinished"])
@@ -174,35 +138,27 @@ def test_a_question_that_was_given_up_is_not_taken_any_more(make_cluster: MakeCl
     assert two.world.segment_count() == 1
 
 
-def test_so_much_is_kept_for_one_node_and_no_more(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nanokv.cluster.kept.MOST_BYTES", LARGE.nbytes)
+def test_so_much_is_kept_for_one_node_and_no_more(make_cluster: MakeCluster, calls: Calls, limits: Limits) -> None:
+    limits(kept, MOST_BYTES=LARGE.nbytes)
     one, _ = make_cluster()
     one.put("first", LARGE, preferred_segment=("n1", 0))
-    monkeypatch.setattr(one, "_patience", lambda: Patience(0.2))
-    go_on = hold_up(monkeypatch)
+    one.options = replace(one.options, timeout=0.2)
+    hold_up(calls)
     for why in ("did not answer", "has not answered puts of 400000 bytes"):
         with pytest.raises(PeerLost, match=why):
             one.put("x", LARGE, preferred_segment=("n1", 0))
     assert one.stats()["peer_lost"] == 2
     one.put("small", torch.ones(3), preferred_segment=("n1", 0))  # its bytes travel in the question
-    go_on()
+    calls.go_on()
     until(lambda: one.stats()["late_puts"] == 0)
     one.put("y", LARGE, preferred_segment=("n1", 0))
 
 
-def test_claims_of_a_pull_that_was_given_up_come_back_by_themselves(
-    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_claims_of_a_pull_that_was_given_up_come_back_by_themselves(make_cluster: MakeCluster, calls: Calls) -> None:
     """No other put has to come."""
     one, two = make_cluster()
     one.put("first", LARGE, preferred_segment=("n1", 0))
-    late = []
-
-    def too_late(self: Pull) -> None:
-        late.append(self)
-        raise PeerLost("the bytes did not come in time")
-
-    monkeypatch.setattr(Pull, "_await_bytes", too_late)
+    late = calls.fail(Pull, "_await_bytes", PeerLost("the bytes did not come in time"))
     with pytest.raises(PeerLost, match="the bytes did not come in time"):
         one.put("x", LARGE, preferred_segment=("n1", 0))
     assert late
@@ -210,19 +166,13 @@ def test_claims_of_a_pull_that_was_given_up_come_back_by_themselves(
     until(lambda: two.stats()["late_pulls"] == one.stats()["late_puts"] == 0)
 
 
-def test_a_link_that_cannot_be_reached_again_leaves_nothing(
-    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_that_cannot_be_reached_again_leaves_nothing(make_cluster: MakeCluster, network: Network) -> None:
     one, two = make_cluster()
     one.put("first", LARGE, preferred_segment=("n1", 0))
-
-    def lost(*_: Any) -> None:
-        raise LinkLost("no way")
-
-    monkeypatch.setattr(two.member.link, "read", lost)
+    network.loses_reads(two)
     with pytest.raises(PeerLost, match="no way"):
         one.put("x", LARGE, preferred_segment=("n1", 0))
-    monkeypatch.undo()
+    network.is_well()
     assert not two.world.stats()["unfinished"] and not two.world.exists("x")
 
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from nanokv.cluster import NanoKVCluster
-from nanokv.cluster.events import Events
-from nanokv.cluster.messages.asker import Asker, Unanswered
 from nanokv.cluster.nodes import Node
 from nanokv.errors import KeyNotFound, ObjectPinned, PeerLost, WaitTimeout
+from tests.support.faults import Calls
 from tests.support.until import until
 
 from .conftest import MakeCluster, key_of
+from .network import Network
 
 OLD, NEW = torch.zeros(4), torch.ones(4)
 
@@ -26,11 +26,11 @@ def seen(members: list[NanoKVCluster], key: str) -> list[Any]:
 @pytest.mark.parametrize("remover", [0, 1, 2])
 @pytest.mark.parametrize("hears", [True, False])
 def test_an_object_elsewhere_than_at_home_is_removed_by_anybody(
-    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, remover: int, hears: bool
+    make_cluster: MakeCluster, network: Network, remover: int, hears: bool
 ) -> None:
     """By who has put it, by who has it, and by who has heard of it or has not."""
     if not hears:
-        monkeypatch.setattr(Events, "hear", lambda self, sender, body: None)
+        network.loses_events()
     members = make_cluster(3)
     keys = [key_of(members[0], "n0", f"{i}") for i in range(3)]
     for key in keys:
@@ -81,28 +81,19 @@ def test_more_keys_than_one_message(make_cluster: MakeCluster) -> None:
     assert not any(two.exists_many(keys))
 
 
-def test_a_removal_that_a_node_did_not_hear_of_is_not_silent(
-    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_removal_that_a_node_did_not_hear_of_is_not_silent(make_cluster: MakeCluster, network: Network) -> None:
     """It may have an object, wherever the home is."""
     one, two, three = make_cluster(3)
     here, there = key_of(one, "n0"), key_of(one, "n1")
-    ask = Asker.ask
-
-    def silent(self: Asker, address: str, to: str, *arguments: Any, **options: Any) -> bytes:
-        if to == "n2.0":
-            raise Unanswered(f"{to} did not answer")
-        return ask(self, address, to, *arguments, **options)
-
     for key in (here, there):
         one.put(key, OLD)
-    monkeypatch.setattr(Asker, "ask", silent)
+    network.loses_messages("n2.0")
     for key in (here, there):
         with pytest.raises(PeerLost, match="node n2 did not remove"):
             one.remove(key)
     with pytest.raises(PeerLost, match="node n2 did not remove"):
         one.remove_many([here])
-    monkeypatch.undo()
+    network.is_well()
     assert one.stats()["peer_lost"] == 3
     assert [member.remove_many([here, there]) for member in (two, three)] == [[False, False]] * 2  # the others did
 
@@ -120,7 +111,7 @@ CALLS: dict[str, Callable[[NanoKVCluster, str], Any]] = {
 
 @pytest.mark.parametrize("lost", ["raise", "miss"])
 def test_a_node_that_is_known_to_have_an_object_and_is_silent_may_have_it(
-    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, lost: str
+    make_cluster: MakeCluster, calls: Calls, lost: str
 ) -> None:
     members = make_cluster(4, lost=lost)
     one = members[0]
@@ -128,14 +119,7 @@ def test_a_node_that_is_known_to_have_an_object_and_is_silent_may_have_it(
     key = next(key for key, nodes in homes.items() if "n3" not in nodes)
     other = next(other for other, nodes in homes.items() if "n3" not in nodes and other != key)
     one.put(key, NEW, preferred_segment=("n3", 0))
-    world = Node.world
-
-    def silent(self: Node) -> Any:
-        if self.name == "n3":
-            raise PeerLost("node n3 does not answer")
-        return world(self)
-
-    monkeypatch.setattr(Node, "world", silent)
+    calls.fail(Node, "world", PeerLost("node n3 does not answer"), when=lambda node: node.name == "n3")
     for call in CALLS.values():
         if lost == "raise":
             with pytest.raises(PeerLost, match="node n3"):
@@ -146,17 +130,17 @@ def test_a_node_that_is_known_to_have_an_object_and_is_silent_may_have_it(
         one.wait([key], timeout=0.01)
     assert one.stats()["peer_lost"] >= len(CALLS)
     assert one.get(other, None) is None  # of which nothing is known
-    monkeypatch.undo()
+    calls.go_on()
     assert torch.equal(one.get(key), NEW)
 
 
-def test_a_hint_that_is_old_leads_to_the_node_still(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hint_that_is_old_leads_to_the_node_still(make_cluster: MakeCluster, network: Network) -> None:
     """The object lies there in another place: it was put anew, and the event has not come."""
     one, two, _ = make_cluster(3)
     homes = {f"k{i}": {each.of(one.digest(f"k{i}")) for each in one.member.nodes.homes} for i in range(200)}
     key = next(key for key, nodes in homes.items() if "n1" not in nodes)
     one.put(key, OLD, preferred_segment=("n1", 0))
-    monkeypatch.setattr(Events, "hear", lambda self, sender, body: None)
+    network.loses_events()
     two.world.remove(key)
     two.world.put("between", OLD)
     two.world.put(key, NEW)

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from nanokv.cluster import staging as staging_module
 from nanokv.cluster.staging import Staging
+from tests.support.faults import Limits
 
 
 class Registrar:
@@ -36,8 +38,8 @@ def test_rooms_are_used_again(staging: Any) -> None:
     assert len(staging.link.registered) == 2
 
 
-def test_more_than_is_kept_is_let_go(staging: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nanokv.cluster.staging._KEPT", 8192)
+def test_more_than_is_kept_is_let_go(staging: Any, limits: Limits) -> None:
+    limits(staging_module, _KEPT=8192)
     rooms = [staging.room(4096) for _ in range(5)]
     assert len(staging.link.registered) == 5
     rooms.clear()
@@ -67,10 +69,9 @@ def test_a_room_that_goes_under_the_lock(staging: Any) -> None:
     assert len(staging.link.registered) == 1
 
 
-def test_workspaces_that_come_back_late_are_let_go(staging: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workspaces_that_come_back_late_are_let_go(staging: Any, limits: Limits) -> None:
     """And how many are still to come is known of each node."""
-    monkeypatch.setattr("nanokv.cluster.staging._MOST_SPACES", 2)
-    monkeypatch.setattr("nanokv.cluster.staging._LOOK_AGAIN", 0.0)
+    limits(staging_module, _MOST_SPACES=2, _LOOK_AGAIN=0.0)
     over: list[int] = []
     for i in range(5):
         staging.keep(lambda i=i: i in over, staging.workspace(), node=i % 2)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import nanokv
 from nanokv.errors import CacheClosed, InvalidArgument, PeerLost, SegmentCorrupt
+from tests.support.faults import Calls
 from tests.support.forks import check_refused
 from tests.support.rank_processes import Start, new_folder, starter
 from tests.support.worlds import MakeWorld
@@ -200,34 +201,20 @@ def test_two_processes(start: Start) -> None:
 
 
 # --- blocks that vanish, or have other bytes --------------------------------------------------
-class Losing:
-    """A cache's `prefix_length`, after which something happens to a block: before it is read."""
-
-    def __init__(self, cache: nanokv.NanoKVCache, happen: Callable[[list[bytes]], None]) -> None:
-        self.ask, self.happen = cache.prefix_length, happen
-
-    def __call__(self, keys: list[bytes]) -> int:
-        found = self.ask(keys)
-        self.happen(keys)
-        return found
-
-
 @pytest.mark.parametrize("lost", [0, 2, 3])
-def test_a_block_that_is_evicted_before_it_is_read_shortens_the_prefix(
-    lost: int, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_that_is_evicted_before_it_is_read_shortens_the_prefix(lost: int, world: World, calls: Calls) -> None:
     model, ids = tiny("llama"), prompt(70)
     ask(PrefixCache(model, world[0]), ids)
     prefixes = PrefixCache(model, world[1])
-    monkeypatch.setattr(world[1], "prefix_length", Losing(world[1], lambda keys: world[1].remove(keys[lost])))
+    calls.after(world[1], "prefix_length", lambda keys: world[1].remove(keys[lost]))
     out, kv = ask(prefixes, ids)
     assert torch.equal(out, answer(model, ids))
     assert kv.tokens_reused == lost * BLOCK and prefixes.stats.reads_failed == 1
-    monkeypatch.undo()
+    calls.go_on()
     assert prefixes.load(ids).tokens_reused == 64  # what was lost was stored again
 
 
-def test_all_blocks_evicted_before_they_are_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_blocks_evicted_before_they_are_read(world: World, calls: Calls) -> None:
     model, ids = tiny("llama"), prompt(70)
     prefixes = PrefixCache(model, world[0])
     ask(prefixes, ids)
@@ -237,7 +224,7 @@ def test_all_blocks_evicted_before_they_are_read(world: World, monkeypatch: pyte
             cache.flush()
             cache.evict_until_below(0.0)
 
-    monkeypatch.setattr(world[0], "prefix_length", Losing(world[0], evict))
+    calls.after(world[0], "prefix_length", evict)
     out, kv = ask(prefixes, ids)
     assert torch.equal(out, answer(model, ids)) and kv.tokens_reused == 0
 

@@ -14,6 +14,7 @@ from nanokv.errors import ClusterUnavailable, InvalidArgument, KeyNotFound, Link
 from nanokv.integrations.vllm.cluster import HELD_UP, RESTS, ClusterLoads, ClusterLookups, join, reachable_prefix
 from nanokv.integrations.vllm.settings import Settings
 from tests.cluster.conftest import HEAP_BYTES, PAGE, PATIENCE
+from tests.support.faults import Clock
 from tests.support.needed import leave_out
 from tests.support.until import until
 
@@ -55,9 +56,8 @@ def test_blocks_before_those_of_a_lost_node(first: str, second: str, at_once: in
     assert reachable_prefix(whole, [b"%d" % n for n in range(9)]) == (9, None)
 
 
-def test_nodes_that_hold_look_ups_up_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
+def test_nodes_that_hold_look_ups_up_are_left_alone(clock: Clock) -> None:
+    clock.stands()
     asked: list[str] = []
 
     class World:
@@ -69,9 +69,8 @@ def test_nodes_that_hold_look_ups_up_are_left_alone(monkeypatch: pytest.MonkeyPa
         world, takes = World(), 0.0
 
         def prefix_length(self, hashes: Sequence[bytes]) -> int:
-            nonlocal now
             asked.append("cluster")
-            now += self.takes
+            clock.passes(self.takes)
             if len(hashes) > 2:
                 raise PeerLost("a node")
             return len(hashes)
@@ -85,7 +84,7 @@ def test_nodes_that_hold_look_ups_up_are_left_alone(monkeypatch: pytest.MonkeyPa
     assert look([b""] * 3) == 2
     asked.clear()
     assert look([b""] * 3) == 1 and asked == ["world"]
-    now += RESTS * 6 * HELD_UP
+    clock.passes(RESTS * 6 * HELD_UP)
     assert look([b""] * 3) == 2 and "world" not in asked[1:]
 
 

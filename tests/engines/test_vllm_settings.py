@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def test_names_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     # engines without a name for their world have one each
     assert [node_of(Settings(cluster=url, node="n"), "x", replica) for replica in (0, 2)] == ["n", "n-2"]
     for host in ("decode-1.example.org", "_" * 60, "a" * 60, "h.b"):
-        monkeypatch.setattr("socket.gethostname", lambda host=host: host)
+        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
         names = {node_of(Settings(cluster=url), engine, 0) for engine in ("one", "two")}
         assert len(names) == 2
         for name in names:

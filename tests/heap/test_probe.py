@@ -7,6 +7,7 @@ import pytest
 from nanokv.errors import HeapUnavailable
 from nanokv.heap import available, probe
 from nanokv.heap.probe import probe_elsewhere
+from tests.support.faults import Calls
 
 
 def test_a_provider_that_works_leaves_nothing(folder: Path) -> None:
@@ -15,11 +16,8 @@ def test_a_provider_that_works_leaves_nothing(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_a_provider_that_is_found_and_does_not_work_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise HeapUnavailable("no memory today")
-
-    monkeypatch.setattr(probe, "open_heap", refuse)
+def test_a_provider_that_is_found_and_does_not_work_says_why(calls: Calls) -> None:
+    calls.fail(probe, "open_heap", HeapUnavailable("no memory today"))
     assert probe.probe("shm") == "no memory today"
 
 

@@ -6,13 +6,11 @@ import pytest
 
 from nanokv.errors import OutOfMemory, SegmentCorrupt
 from nanokv.integrations.refusals import Refusals
+from tests.support.faults import Clock
 
 
-def test_each_is_counted_and_each_cause_told_once_a_minute(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 1000.0
-    monkeypatch.setattr("nanokv.seldom.time.monotonic", lambda: now)
+def test_each_is_counted_and_each_cause_told_once_a_minute(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
+    clock.stands()
     refusals = Refusals(logging.getLogger("a drop-in"))
     for _ in range(3):
         refusals.note("put", OutOfMemory("no room"), "a block is not stored", 2)
@@ -25,6 +23,6 @@ def test_each_is_counted_and_each_cause_told_once_a_minute(
         ("WARNING", "NanoKV: get: SegmentCorrupt: its checksum is wrong"),
         ("WARNING", "NanoKV: a block is a miss: it has another shape"),
     ]
-    now += 61
+    clock.passes(61)
     refusals.note("put", OutOfMemory("no room"), "a block is not stored")
     assert caplog.records[-1].getMessage() == ("NanoKV: a block is not stored: no room (2 more since it was told last)")

@@ -10,13 +10,14 @@ from nanokv.heap.local import LocalWorld
 from nanokv.heap.world_spec import WorldSpec
 from nanokv.host_poller import dead_pins
 from tests.poller.test_sweeper import PAGE, Rank
+from tests.support.faults import Limits
 
 LINES = 64
 
 
 @pytest.mark.parametrize("part", [1, 7, LINES, 2 * LINES])
-def test_a_look_in_parts_finds_every_line(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_pins, "SLICE", part)
+def test_a_look_in_parts_finds_every_line(part: int, limits: Limits) -> None:
+    limits(dead_pins, SLICE=part)
     geometry = Geometry.plan(8 * PAGE, PAGE, 2, pin_slots=LINES)
     world = LocalWorld(WorldSpec(geometry, mode="device", may_evict=False, water=(85, 95)))
     reader, owner = (Rank(world.heap(rank)) for rank in range(2))

@@ -18,6 +18,7 @@ from nanokv.host_poller.header_pass import HeaderPass, Life, Slice
 from nanokv.host_poller.index import NO_ROW
 from nanokv.host_poller.poller import QUIET_SWEEP_SECONDS, SWEEP_SECONDS, Poller
 from tests.poller.test_sweeper import PAGE, Rank
+from tests.support.faults import Limits
 
 OBJECTS = 40
 PART = 7  #: slots in a slice here
@@ -25,8 +26,8 @@ GEOMETRY = Geometry.plan(64 * PAGE, PAGE, 2, size_classes=(1, 2, 4, 8))
 
 
 @pytest.fixture
-def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Rank]]:
-    monkeypatch.setattr(sweeper_module, "SLICE", PART)
+def ranks(limits: Limits) -> Iterator[list[Rank]]:
+    limits(sweeper_module, SLICE=PART)
     geometry = Geometry.plan(64 * PAGE, PAGE, 2, ring_slots=16)
     world = LocalWorld(WorldSpec(geometry, mode="device", may_evict=False, water=(85, 95)))
     heaps = [world.heap(rank) for rank in range(2)]
@@ -109,10 +110,8 @@ def test_dead_headers_of_all_slices_go_into_quarantine_at_the_end_of_the_pass(ra
     assert poller.sweeper.counts.released == OBJECTS, "nobody is at work: taken in and freed with the last slice"
 
 
-def test_a_pass_over_many_slots_comes_less_often_and_the_rest_does_not_wait(
-    ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(poller_module, "SLOT_REST", 1.0)
+def test_a_pass_over_many_slots_comes_less_often_and_the_rest_does_not_wait(ranks: list[Rank], limits: Limits) -> None:
+    limits(poller_module, SLOT_REST=1.0)
     poller = ranks[1].poller()
     for key in range(OBJECTS):
         ranks[0].put(1, key)

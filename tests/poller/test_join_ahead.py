@@ -14,6 +14,7 @@ from nanokv.host_poller.poller import Poller
 from nanokv.host_poller.sweeper import LATELY
 from nanokv.space.free_pages import FreePages, run_lengths
 from tests.poller.test_sweeper import PAGE, Rank
+from tests.support.faults import Calls
 
 PAGES = 128
 SMALL = PAGES // 2  #: as many pages as objects of one page are put and removed
@@ -46,19 +47,6 @@ def joined(poller: Poller) -> tuple[int, int]:
     poller.drain(0.0)
     poller.sweep(0.0)
     return poller.sweeper.counts.joined, poller.sweeper.counts.joined_ahead
-
-
-def note_looks(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list that grows with each look at the links of pages."""
-    asked: list[int] = []
-    look = rank.machine.page_links
-
-    def noted(owner: int) -> np.ndarray:
-        asked.append(owner)
-        return look(owner)
-
-    monkeypatch.setattr(rank.machine, "page_links", noted)
-    return asked
 
 
 def test_small_extents_are_joined_before_large_puts_come(rank: Rank) -> None:
@@ -105,23 +93,23 @@ def test_pages_that_lie_apart_are_left_alone(rank: Rank) -> None:
     assert joined(poller) == (0, 0)
 
 
-def test_a_full_heap_is_not_looked_at(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_heap_is_not_looked_at(rank: Rank, calls: Calls) -> None:
     """Fewer pages are free than one large object has."""
     poller = rank.poller()
     put(rank, range(1000, 1015), LARGE)
     put(rank, range(LARGE), 1)
     remove(rank, range(LARGE - 1))
-    asked = note_looks(rank, monkeypatch)
+    asked = calls.noted(rank.machine, "page_links")
     assert joined(poller) == (0, 0) and not asked
     remove(rank, range(LARGE - 1, LARGE))
     assert joined(poller) == (1, 1) and asked, "the last page made the difference"
 
 
-def test_small_objects_alone_need_no_joining(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_objects_alone_need_no_joining(rank: Rank, calls: Calls) -> None:
     poller = rank.poller()
     put(rank, range(PAGES), 1)
     remove(rank, range(1, PAGES))
-    asked = note_looks(rank, monkeypatch)
+    asked = calls.noted(rank.machine, "page_links")
     assert joined(poller) == (0, 0) and not asked
 
 

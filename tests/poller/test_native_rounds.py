@@ -25,6 +25,7 @@ from nanokv.heap.world_spec import WorldSpec
 from nanokv.host_poller.events import Event, Listeners
 from nanokv.host_poller.index import HeaderIndex
 from nanokv.host_poller.intake import HOLE_PATIENCE, Intake
+from tests.support.faults import Limits
 
 PAGE = 4096
 RAW = (0,) * 8
@@ -118,8 +119,8 @@ def test_a_hole_is_waited_for_and_given_up() -> None:
         assert here.view.ctl["ann_tail"] == 3 and not here.intake.waits
 
 
-def test_rounds_end_when_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring_rounds, "PATIENCE", 10**15)  # ns: they do not end because no hint comes
+def test_rounds_end_when_somebody_asks(limits: Limits) -> None:
+    limits(ring_rounds, PATIENCE=10**15)  # ns: they do not end because no hint comes
     with segment() as here:
         ended = threading.Event()
         here.silence()

@@ -29,6 +29,7 @@ from nanokv.host_poller.intake import BATCH, HOLE_PATIENCE
 from nanokv.host_poller.poller import Poller
 from nanokv.space.coalesce import carve_runs, join_free_extents
 from nanokv.space.make_room import make_room
+from tests.support.faults import Calls
 
 PAGE = 4096
 RAW = (0,) * 8
@@ -194,19 +195,13 @@ def test_what_a_dead_producer_left_is_reclaimed(ranks: list[Rank]) -> None:
     assert ranks[1].put(1, 999) == Status.FULL
 
 
-def test_deaths_are_counted_once_a_sweep(ranks: list[Rank], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deaths_are_counted_once_a_sweep(ranks: list[Rank], calls: Calls) -> None:
     sweeper, heap = ranks[1].poller().sweeper, ranks[1].heap
     sweeper.step(0.0)
     ranks[0].heap.close()
-    alive, asked = heap.alive, []
-
-    def note(rank: int, incarnation: int) -> bool:
-        asked.append(rank)
-        return alive(rank, incarnation)
-
-    monkeypatch.setattr(heap, "alive", note)
+    asked = calls.noted(heap, "alive")
     assert sweeper.somebody_died() and sweeper.somebody_died()
-    assert asked == [0, 1]
+    assert [rank for rank, _ in asked] == [0, 1]
     sweeper.step(1.0)
     assert sweeper.pending, "an audit has begun"
     assert not sweeper.somebody_died()
@@ -332,25 +327,22 @@ def test_two_hosts_do_not_tear_the_free_pages_between_them(ranks: list[Rank]) ->
     assert join_free_extents(ranks[0].machine, 1, over=first) == 0
 
 
-def test_room_is_made_although_another_host_joins(ranks: list[Rank], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_is_made_although_another_host_joins(ranks: list[Rank], calls: Calls) -> None:
     """The owner's host begins after the producer's host has looked, and ends while the latter waits."""
     free_pieces(ranks)
     producer, owner = ranks[0].machine, ranks[1].machine
-    begin, pause = producer.begin_join, time.sleep
     started: list[tuple[int, np.ndarray]] = []
 
-    def begin_late(segment: int, over: int = 0) -> int:
+    def join(*_: int) -> None:
         started.append((owner.begin_join(1), owner.detach(1, 0)))
-        return begin(segment, over)
 
-    def join_meanwhile(seconds: float) -> None:
+    def end(seconds: float) -> None:
         mark, pages = started.pop()
         owner.push_extents(1, *carve_runs(owner.geometry, np.sort(pages)))
         owner.end_join(1, mark)
-        pause(seconds)
 
-    monkeypatch.setattr(producer, "begin_join", begin_late)
-    monkeypatch.setattr(time, "sleep", join_meanwhile)
+    calls.before(producer, "begin_join", join)
+    calls.before(time, "sleep", end)
     assert make_room(producer, 1, 64 * PAGE)
     assert ranks[0].put(1, 100, 64 * PAGE) == Status.OK
 

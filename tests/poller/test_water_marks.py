@@ -16,6 +16,7 @@ from nanokv.heap.local import LocalWorld
 from nanokv.heap.world_spec import WorldSpec
 from nanokv.space.water_marks import EVICTIONS_A_ROUND
 from tests.poller.test_sweeper import PAGE, Rank
+from tests.support.faults import Calls
 from tests.support.until import until
 
 
@@ -73,23 +74,16 @@ def test_a_full_heap_is_left_alone_by_default_and_where_nothing_may_go(water: tu
         assert there(rank) == [*range(20)]
 
 
-def test_what_must_stay_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_must_stay_ends_it(calls: Calls) -> None:
     with rank_of(20, (10, 20)) as rank:
         poller = rank.poller()
         put(rank, range(20))
         for key in range(20):
             assert rank.machine.pin(rank.machine.lookup((key, key * 7919)).place)[0] == Status.OK
-        asked: list[int] = []
-        evict = rank.machine.evict_pages
-
-        def note(owner: int, pages: int, most: int, now: int) -> tuple[int, int]:
-            asked.append(owner)
-            return evict(owner, pages, most, now)
-
-        monkeypatch.setattr(rank.machine, "evict_pages", note)
+        asked = calls.noted(rank.machine, "evict_pages")
         poller.step(0.0)
         poller.step(0.1)
-        assert asked == [0], "nothing may go: it asks again at the next sweep only"
+        assert [owner for owner, *_ in asked] == [0], "nothing may go: it asks again at the next sweep only"
         assert len(there(rank)) == 20
 
 

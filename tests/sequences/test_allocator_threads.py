@@ -2,7 +2,6 @@
 
 import random
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,6 +11,7 @@ from nanokv.errors import InvalidArgument
 from nanokv.sequences import KVBlockAllocator, KVHandle
 from nanokv.sequences import allocator as allocator_module
 from nanokv.sequences.allocator import FreeLists
+from tests.support.faults import Calls, Limits
 
 THREADS, TURNS, BLOCKS = 8, 3000, 200
 
@@ -87,38 +87,21 @@ def test_a_handle_is_freed_by_one_of_many_threads(switches: None) -> None:
 class Stopped:
     """Stops the first thread that gives blocks back, while it has them in its hands."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, calls: Calls) -> None:
         self.reached, self.go = threading.Event(), threading.Event()
-        put_run: Callable[..., None] = FreeLists.put_run
+        calls.before(FreeLists, "put_run", self._stop, at=(1,))
 
-        def stopping(lists: FreeLists, start: int, end: int) -> None:
-            if not self.reached.is_set():
-                self.reached.set()
-                assert self.go.wait(60)
-            put_run(lists, start, end)
-
-        monkeypatch.setattr(FreeLists, "put_run", stopping)
+    def _stop(self, *_: Any) -> None:
+        self.reached.set()
+        assert self.go.wait(60)
 
 
-def looks(allocator: KVBlockAllocator, monkeypatch: pytest.MonkeyPatch, after: int, then: Callable[[], Any]) -> None:
-    """Call `then` at the `after`-th look for one block."""
-    find, seen = allocator._find, list[int]()
-
-    def counted(blocks: int) -> int | None:
-        seen.append(blocks)
-        if seen.count(1) == after:
-            then()
-        return find(blocks)
-
-    monkeypatch.setattr(allocator, "_find", counted)
-
-
-def test_a_request_is_not_refused_for_blocks_in_another_threads_hands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_is_not_refused_for_blocks_in_another_threads_hands(calls: Calls, limits: Limits) -> None:
     """A thread has taken the only chunk to split it, and stops: another one waits for the rest of it."""
-    monkeypatch.setattr(allocator_module, "LOOKS", 1_000_000)
+    limits(allocator_module, LOOKS=1_000_000)
     allocator = KVBlockAllocator(8)
-    stopped = Stopped(monkeypatch)
-    looks(allocator, monkeypatch, 20, stopped.go.set)
+    stopped = Stopped(calls)
+    calls.before(allocator, "_find", lambda _: stopped.go.set(), at=(20,), when=lambda blocks: blocks == 1)
     with ThreadPoolExecutor(1) as pool:
         splitting = pool.submit(allocator.allocate, 4)
         assert stopped.reached.wait(60)
@@ -127,9 +110,9 @@ def test_a_request_is_not_refused_for_blocks_in_another_threads_hands(monkeypatc
     assert second.is_valid()
 
 
-def test_a_request_does_not_wait_for_ever_for_a_thread_that_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_does_not_wait_for_ever_for_a_thread_that_stands(calls: Calls) -> None:
     allocator = KVBlockAllocator(8)
-    stopped = Stopped(monkeypatch)
+    stopped = Stopped(calls)
     with ThreadPoolExecutor(1) as pool:
         splitting = pool.submit(allocator.allocate, 4)
         assert stopped.reached.wait(60)

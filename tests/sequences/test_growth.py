@@ -1,5 +1,6 @@
 """Sequences that grow: in place or by a move, not while they are pinned, and never half."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from nanokv.errors import ObjectPinned
 from nanokv.sequences.arena import Arena, HostCopy
 from tests.sequences.contents import add, holds, small_cache, write
+from tests.support.faults import Calls
 
 NAME = "CortexStream KV cache"
 
@@ -98,32 +100,26 @@ def test_a_pinned_sequence_stays_where_it_is() -> None:
     cache.free_for("a")
 
 
-def test_a_copy_that_fails_leaves_the_sequence_and_takes_no_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(*_: Any) -> None:
-        raise MemoryError("no memory for the copy")
-
+def test_a_copy_that_fails_leaves_the_sequence_and_takes_no_blocks(calls: Calls) -> None:
     cache = small_cache(16)
     add(cache, "a", [1, 2, 3, 4])
     add(cache, "b", [11])
     used = cache.get_total_allocated()
-    grow, leave, resize = (
-        (lambda: cache.append_token("a")),
-        (lambda: cache.evict_to_host("a")),
-        (lambda: cache.resize(99)),
-    )
-    steps: list[tuple[type, str, list[Any]]] = [
-        (Arena, "copy_from", [grow, resize]),
-        (HostCopy, "of", [leave]),
+    moves: list[tuple[type, str, Callable[[], object]]] = [
+        (Arena, "copy_from", lambda: cache.append_token("a")),
+        (Arena, "copy_from", lambda: cache.resize(99)),
+        (HostCopy, "of", lambda: cache.evict_to_host("a")),
     ]
-    for owner, name, calls in steps:
-        for call in calls:
-            with monkeypatch.context() as patch, pytest.raises(MemoryError):
-                patch.setattr(owner, name, failing)
-                call()
-            assert holds(cache, "a", [1, 2, 3, 4]) and cache.get_total_allocated() == used
+    for owner, name, move in moves:
+        calls.fail(owner, name, MemoryError)
+        with pytest.raises(MemoryError):
+            move()
+        calls.go_on()
+        assert holds(cache, "a", [1, 2, 3, 4]) and cache.get_total_allocated() == used
     cache.evict_to_host("a")
-    with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(HostCopy, "write_to", failing)
+    calls.fail(HostCopy, "write_to", MemoryError)
+    with pytest.raises(MemoryError):
         cache.restore("a")
+    calls.go_on()
     assert not cache.get_handle("a") and cache.get_total_allocated() * 2 == used
     assert cache.restore("a") and holds(cache, "a", [1, 2, 3, 4])

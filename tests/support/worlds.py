@@ -19,6 +19,8 @@ MakeWorld = Callable[..., World]
 
 HEAP_BYTES = 1 << 20
 
+pytest_plugins = ["tests.support.faults"]
+
 
 @pytest.fixture(scope="session")
 def shm_prefix() -> Iterator[str]:

@@ -9,6 +9,7 @@ from nanokv.bench.questions import cluster
 from nanokv.bench.suite.settings import KIB, MIB, Settings
 from nanokv.bench.suite.worlds import Worlds
 from tests.support.bench_questions import TINY, ask, check_latency
+from tests.support.faults import Limits
 from tests.support.needed import leave_out
 
 #: every call is asked, with bytes in the question and with bytes that are read
@@ -24,12 +25,12 @@ def links() -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.exhaustive
-def test_every_call_stands_beside_nixl_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_call_stands_beside_nixl_alone(limits: Limits) -> None:
     asked = {size: cluster.ASKED[size] for size in SIZES}
     most = max(most for calls in asked.values() for _, most in calls)
     calls = [{call for each in sizes.values() for call, _ in each} for sizes in (asked, cluster.ASKED)]
     assert calls[0] == calls[1]
-    monkeypatch.setattr(cluster, "ASKED", asked)
+    limits(cluster, ASKED=asked)
     with Worlds() as worlds:
         figures = ask(cluster.QUESTION, worlds)
     for figure in figures:

@@ -105,7 +105,7 @@ def test_wrong_arguments_are_refused(arguments: list[str], capsys: pytest.Captur
 def test_a_report_needs_its_packages(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("nanokv.bench.suite.command.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["pieces", *SMALL, "--html", str(tmp_path / "a.html")]) == 2
     assert "pip install 'nanokv[bench]'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -1,5 +1,6 @@
 """Questions about owners, and about several processes: they run with tiny counts and yield what they promise."""
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,6 +20,7 @@ from nanokv.cache.engine import plan_geometry
 from nanokv.config import Options
 from nanokv.device.segment.layout import HEAP_CTL, REGIONS
 from tests.support.bench_questions import TINY, ask, cases, check_latency, opened_worlds
+from tests.support.faults import Limits
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,7 @@ def test_scaling(worlds: Worlds) -> None:
 
 
 def test_small_machines_measure_small_shapes_and_say_that_they_are_crowded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert scaling.shapes(TINY) == (*scaling.SMALL, (4, 1), (2, 4), (4, 4))
     assert scaling.crowded(8) == "" and "9 processes on 8 cores" in scaling.crowded(9)
 
@@ -123,9 +125,8 @@ def test_the_regions_are_all_that_is_not_payload() -> None:
 
 # --- overlap ------------------------------------------------------------------------------------
 @pytest.fixture
-def small_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overlap, "LAYERS", 2)
-    monkeypatch.setattr(overlap, "BLOCKS", 4)
+def small_prefill(limits: Limits) -> None:
+    limits(overlap, LAYERS=2, BLOCKS=4)
 
 
 @pytest.mark.usefixtures("small_prefill")

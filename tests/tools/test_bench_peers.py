@@ -17,6 +17,7 @@ from nanokv.bench.suite.question import Run
 from nanokv.bench.suite.settings import Settings
 from nanokv.bench.suite.worlds import Worlds
 from nanokv.heap import shm
+from tests.support.faults import Calls, Limits
 from tests.support.peer_lanes import members, running, wishes
 
 LEFT_OUT = systems.left_out()
@@ -104,9 +105,9 @@ def test_the_question_has_figures_for_those_that_work(tmp_path: Path) -> None:
     assert any("copy, starting" in text for text in said)
 
 
-def test_the_whole_question_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "SYSTEMS", {"copy": Copy})
-    monkeypatch.setattr(systems, "left_out", dict)
+def test_the_whole_question_by_its_command(tmp_path: Path, calls: Calls, limits: Limits) -> None:
+    limits(peers, SYSTEMS={"copy": Copy})
+    calls.answer(systems, "left_out", {})
     from nanokv.bench.__main__ import main
 
     file = tmp_path / "peers.json"
@@ -119,9 +120,9 @@ def test_the_whole_question_by_its_command(tmp_path: Path, monkeypatch: pytest.M
     ]
 
 
-def test_a_failure_is_reported_when_all_figures_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "SYSTEMS", {"copy": Copy, "no such system": Copy})
-    monkeypatch.setattr(systems, "left_out", lambda: {"copy": "nobody wants it"})
+def test_a_failure_is_reported_when_all_figures_are_there(calls: Calls, limits: Limits) -> None:
+    limits(peers, SYSTEMS={"copy": Copy, "no such system": Copy})
+    calls.answer(systems, "left_out", {"copy": "nobody wants it"})
     with Worlds() as worlds:
         found = peers.measure(Run(Settings(sizes=(1024,), rounds=10, repeats=1), worlds, lambda _: None))
         with pytest.raises(peers.PeersFailed, match="no such system, 1 KiB: KeyError"):

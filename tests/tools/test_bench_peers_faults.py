@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from nanokv.bench.peers.server import Server
 from nanokv.bench.peers.turns import Turns
 from nanokv.bench.suite.environment import child_environment
 from nanokv.heap import shm
+from tests.support.faults import Limits
 from tests.support.peer_lanes import members, running, wishes
 
 LEFT_OUT = systems.left_out()
@@ -102,10 +104,10 @@ def _environment(pid: int, *names: str) -> list[str]:
     return [value for name, _, value in (pair.partition("=") for pair in pairs) if name in names]
 
 
-def test_a_hang_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hang_ends(limits: Limits) -> None:
     with running(wishes("copy")) as one:
         group = one._process.pid
-        monkeypatch.setattr(lane, "GRACE_SECONDS", 0.2)
+        limits(lane, GRACE_SECONDS=0.2)
         os.kill(group, signal.SIGSTOP)
         assert one.turn(ROUNDS, 0.0, WARM) == {}
         assert one.error is not None and "did not answer" in one.error
@@ -160,7 +162,7 @@ def test_without_a_network_of_its_own_nothing_listens_everywhere(monkeypatch: py
 
 
 def test_outside_a_network_of_its_own_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("socket.if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
     monkeypatch.setattr(isolation, "_flags", lambda *_: isolation._UP)
     with pytest.raises(isolation.NotIsolated, match="eth0"):
         isolation.enter()

@@ -19,6 +19,7 @@ from nanokv.cache.engine import plan_geometry
 from nanokv.config import Options
 from nanokv.device.segment.layout import FREE_HEAD_STRIDE, HEAP_CTL
 from tests.support.bench_questions import TINY, ask, cases, check_latency, opened_worlds
+from tests.support.faults import Limits
 
 
 @pytest.fixture(scope="module")
@@ -152,9 +153,8 @@ def test_a_call_about_many_that_fails_for_one_is_noticed() -> None:
 
 
 # --- pages --------------------------------------------------------------------------------------
-def test_pages(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "PAGES", (64 << 10, 1 << 20))
-    monkeypatch.setattr(pages, "SIZES", (512 << 10, 1 << 20))
+def test_pages(worlds: Worlds, limits: Limits) -> None:
+    limits(pages, PAGES=(64 << 10, 1 << 20), SIZES=(512 << 10, 1 << 20))
     figures = ask(pages.QUESTION, worlds, replace(TINY, ring_bytes=4 << 20))
     computed, called = figures[:-8], figures[-8:]
     assert [figure.case for figure in called] == [

@@ -36,6 +36,7 @@ from nanokv.keys.hashing import tag_of
 from nanokv.tools import doctor
 from nanokv.tools.cli import app, worlds
 from nanokv.tools.cli.output import blocks, columns, size
+from tests.support.faults import Limits
 
 PAGE = 4096
 RAW = (0,) * 8
@@ -561,8 +562,8 @@ def test_doctor_names_variables_that_are_set(monkeypatch: pytest.MonkeyPatch) ->
     assert "$RANK" not in rows
 
 
-def test_doctor_ends_with_1_when_a_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "PACKAGES", ("numpy", "there-is-no-such-package"))
+def test_doctor_ends_with_1_when_a_package_is_missing(limits: Limits) -> None:
+    limits(doctor, PACKAGES=("numpy", "there-is-no-such-package"))
     done = run("doctor")
     assert done.exit_code == 1
     (line,) = [line for line in done.stdout.splitlines() if "there-is-no-such-package" in line]

@@ -21,13 +21,13 @@ from nanokv.fsck.inspect_world import InspectedWorld
 from nanokv.heap.shm import list_worlds
 from nanokv.heap.world_file import path_of
 from nanokv.host_poller.poller import Poller
-from nanokv.saved import mapped_segment
 from nanokv.saved.layout import HEADER, padded
 from nanokv.saved.load import _Loader
 from nanokv.saved.mapped_segment import MappedSegment
 from nanokv.saved.reading import open_saved
 from tests.api.test_identity import MINE
 from tests.api.test_save_load import content, same
+from tests.support.faults import Calls
 from tests.support.worlds import World, close_and_check, shm_world
 from tests.tools.test_cli import run, run_json, run_python
 
@@ -153,19 +153,14 @@ def test_a_pin_is_no_reason_to_leave_an_object_out(live: World, shm_name: str, f
         assert run_json("save", shm_name, str(file))["objects"] == COUNT
 
 
-def test_an_object_that_goes_away_meanwhile_is_left_out(
-    live: World, shm_name: str, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = MappedSegment.read
-
-    def read(source: MappedSegment, offset: int, to: Any) -> None:
-        real(source, offset, to)
+def test_an_object_that_goes_away_meanwhile_is_left_out(live: World, shm_name: str, file: Path, calls: Calls) -> None:
+    def replace(*_: Any) -> None:
         if f"k{COUNT - 1}" in live[0]:
             live[0].remove(f"k{COUNT - 1}")  # the last one of its segment
             live[0].remove("k2")  # the first one that has bytes
             live[0].put("new", torch.zeros(400), preferred_segment=0)
 
-    monkeypatch.setattr(mapped_segment.MappedSegment, "read", read)
+    calls.after(MappedSegment, "read", replace)
     report = run_json("save", shm_name, str(file))
     assert (report["objects"], report["left_out"]) == (COUNT - 2, 2)
 
@@ -304,30 +299,18 @@ def test_an_error_removes_a_new_world_and_no_other(is_new: bool, live: World, sh
         close_and_check(world)
 
 
-def test_a_dead_world_survives_a_rank_that_cannot_take_it_over(
-    shm_name: str, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_world_survives_a_rank_that_cannot_take_it_over(shm_name: str, file: Path, calls: Calls) -> None:
     leave_dead(shm_name, "device")
     assert run("save", shm_name, str(file)).exit_code == 0
-
-    def fail(poller: Poller) -> None:
-        raise InvalidArgument("stop")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Poller, "start", fail)
-        assert run("load", str(file), shm_name).exit_code == 2
+    calls.fail(Poller, "start", InvalidArgument("stop"))
+    assert run("load", str(file), shm_name).exit_code == 2
+    calls.go_on()
     check(attach(shm_name, on_stale="recover"))
 
 
-def test_an_interrupt_removes_a_new_world(
-    live: World, shm_name: str, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_removes_a_new_world(live: World, shm_name: str, file: Path, calls: Calls) -> None:
     assert run("save", shm_name, str(file)).exit_code == 0
-
-    def interrupt(loader: _Loader, at: int) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(_Loader, "_try_put", interrupt)
+    calls.fail(_Loader, "_try_put", KeyboardInterrupt)
     assert run("load", str(file), shm_name + "-new").exit_code != 0
     assert shm_name + "-new" not in list_worlds()
 

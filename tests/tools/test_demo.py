@@ -21,9 +21,11 @@ from nanokv.tools.demo.run import DemoResult
 
 pytest.importorskip("transformers", reason="the demo needs the extra nanokv[demo]")
 
+from nanokv.tools.demo import children
 from nanokv.tools.demo.children import Crew, DemoFailed
 from nanokv.tools.demo.job import ROLES
 from nanokv.tools.demo.run import run_demo
+from tests.support.faults import Calls, Limits
 
 TOKENS = 8
 RUN_SECONDS = 240  #: a bound for a busy machine; a run takes about ten seconds
@@ -146,9 +148,9 @@ def test_a_dead_worker_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the prefill process ended unexpectedly (exit status -9)" in report
 
 
-def test_a_worker_that_notices_a_death_before_the_parent_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Crew, "_start", lambda crew, role, seed: None)
-    monkeypatch.setattr("nanokv.tools.demo.children.NOTICE", 60.0)
+def test_a_worker_that_notices_a_death_before_the_parent_is_not_blamed(calls: Calls, limits: Limits) -> None:
+    calls.answer(Crew, "_start", None)
+    limits(children, NOTICE=60.0)
     with Crew(0) as crew:
         crew._logs["prefill"] = tempfile.TemporaryFile()  # noqa: SIM115 - `stop` closes it
         killed = crew._processes["prefill"] = subprocess.Popen(["sleep", "600"], text=True)
@@ -210,7 +212,7 @@ def test_refuses_what_it_cannot_do(arguments: dict[str, object], message: str) -
 
 
 def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nanokv.tools.demo.run.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "transformers", None)
     code, report = run()
     assert code == 2
     assert "pip install 'nanokv[demo]'" in report

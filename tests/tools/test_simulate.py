@@ -16,6 +16,7 @@ from nanokv.bench.simulate.cases import MASTER, Case, Steps, drawn, run
 from nanokv.bench.simulate.questions import Effort, RowAnswer, SimulatedWorld, answer
 from nanokv.bench.simulate.queues import Collapsed, Gate, Operation, Queues, Station
 from nanokv.bench.simulate.tables import number
+from tests.support.faults import Limits
 
 pytestmark = pytest.mark.proved("docs/scale.md")
 
@@ -163,8 +164,8 @@ def test_owners_share_the_load() -> None:
     assert four == pytest.approx(4 * one, rel=0.15)
 
 
-def test_swaps_that_always_lose_have_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queues_module, "MOST_STEPS", 40)
+def test_swaps_that_always_lose_have_no_end(limits: Limits) -> None:
+    limits(queues_module, MOST_STEPS=40)
     outcome = run(Case(ranks=8, owners=1), changed(GIVEN, ["lists=1"]), 1e8, 500, 1)
     assert outcome.p99 == np.inf and outcome.overload and outcome.lost > 1 and number(outcome.p99) == "no end"
     with pytest.raises(Collapsed):

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from examples import vllm_pd
+from tests.support.faults import Limits
 
 SECONDS = 20.0  #: for anything here
 COMPLETIONS = "/v1/completions"
@@ -331,8 +332,8 @@ def test_a_decode_server_that_is_not_there(place: Place) -> None:
     assert json.loads(body) == {"requests": 1, "decode_failed": 1}
 
 
-def test_a_decode_server_that_says_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_pd, "PATIENCE", 0.1)
+def test_a_decode_server_that_says_nothing(place: Place, limits: Limits) -> None:
+    limits(vllm_pd, PATIENCE=0.1)
     place.decode.step = threading.Semaphore(0)
     assert place.ask("GET", "/health")[0].status == 504
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -52,16 +52,22 @@ def workers() -> Iterator[list[LookupServer]]:
         server.close()
 
 
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Call it: from then on workers are asked by their sockets, as from another process."""
+    return lambda: monkeypatch.setattr(lookup, "_here", {})
+
+
 def asking() -> Workers:
     return Workers([place_of("engine", "world", part) for part in range(2)])
 
 
 @pytest.mark.parametrize("by_socket", [False, True])
 def test_a_block_is_there_if_every_worker_has_its_part(
-    workers: list[LookupServer], monkeypatch: pytest.MonkeyPatch, by_socket: bool
+    workers: list[LookupServer], apart: Callable[[], None], by_socket: bool
 ) -> None:
     if by_socket:
-        monkeypatch.setattr(lookup, "_here", {})
+        apart()
     asked = asking()
     assert [asked.prefix_length(HASHES[:count]) for count in (5, 2, 0)] == [3, 2, 0]
     asked.close()
@@ -69,10 +75,10 @@ def test_a_block_is_there_if_every_worker_has_its_part(
 
 @pytest.mark.parametrize("by_socket", [False, True])
 def test_a_reset_is_done_when_every_worker_says_so(
-    workers: list[LookupServer], monkeypatch: pytest.MonkeyPatch, by_socket: bool
+    workers: list[LookupServer], apart: Callable[[], None], by_socket: bool
 ) -> None:
     if by_socket:
-        monkeypatch.setattr(lookup, "_here", {})
+        apart()
     asked = asking()
     assert asked.prefix_length(HASHES) == 3
     assert asked.reset(1)
@@ -80,23 +86,21 @@ def test_a_reset_is_done_when_every_worker_says_so(
     assert not asked.reset(2), "a worker could not tell everybody"
     asked.close()
     workers[0].close()
-    monkeypatch.setattr(lookup, "_here", {})
+    apart()
     assert not asking().reset(3), "a worker has gone"
 
 
-def test_nothing_is_there_if_a_worker_does_not_answer(
-    workers: list[LookupServer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_there_if_a_worker_does_not_answer(workers: list[LookupServer], apart: Callable[[], None]) -> None:
     asked = asking()
     workers[0].close()
-    monkeypatch.setattr(lookup, "_here", {})
+    apart()
     assert asked.prefix_length(HASHES) == 0
 
 
 def test_answers_belong_to_their_questions_after_a_worker_went_away(
-    workers: list[LookupServer], monkeypatch: pytest.MonkeyPatch
+    workers: list[LookupServer], apart: Callable[[], None]
 ) -> None:
-    monkeypatch.setattr(lookup, "_here", {})
+    apart()
     asked = asking()
     assert asked.prefix_length(HASHES) == 3
     workers[1].close()

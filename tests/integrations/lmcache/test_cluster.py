@@ -11,6 +11,7 @@ pytest.importorskip("lmcache", reason="needs LMCache: see docs/lmcache.md")
 from nanokv.cluster.links import LinkUnavailable, open_link
 from tests.integrations.lmcache.calls import load, look_up, store
 from tests.integrations.lmcache.parts import ADAPTER, CONNECTOR, Backends, content, key, memory, object_key
+from tests.support.faults import Calls
 from tests.support.needed import leave_out
 from tests.support.until import until
 
@@ -63,7 +64,7 @@ def test_chunks_are_found_on_any_node(backends: Callable[..., Backends], nodes: 
 
 @pytest.mark.surface(CONNECTOR, "batched_get_non_blocking")
 def test_a_prefix_ends_where_a_chunk_of_another_node_is_lost(
-    backends: Callable[..., Backends], nodes: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    backends: Callable[..., Backends], nodes: list[dict[str, Any]], calls: Calls
 ) -> None:
     """It was there when it was looked for, and had gone when it was read. What was read behind it is given back."""
     here, there = (backends(each, max_local_cpu_size=0.02) for each in nodes)
@@ -71,15 +72,14 @@ def test_a_prefix_ends_where_a_chunk_of_another_node_is_lost(
     keys, chunks = [key(n) for n in range(12)], [here.chunk(n) for n in range(12)]
     here.run(here.connector.batched_put(keys, chunks))
     cluster, before = there.connector.cache, there.used()
-    get_many, lost = cluster.get_many, iter([True])
+    get_many = cluster.get_many
 
     def with_one_lost(names: Any, **options: Any) -> Any:
         found = get_many(names, **options)
-        if next(lost, False):
-            found[len(found) // 2] = None
+        found[len(found) // 2] = None
         return found
 
-    monkeypatch.setattr(cluster, "get_many", with_one_lost)
+    calls.instead(cluster, "get_many", with_one_lost, at=(1,))
     read = there.run(there.connector.batched_get_non_blocking("a", keys))
     assert 0 < len(read) < 12
     assert [content(each) for each in read] == [content(each) for each in chunks[: len(read)]]

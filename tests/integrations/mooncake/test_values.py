@@ -13,6 +13,7 @@ import pytest
 from nanokv.allocation.terms import PRIORITIES
 from nanokv.integrations.mooncake import MooncakeDistributedStore, ReplicateConfig, SoftPinAction
 from tests.integrations.mooncake.conftest import Start
+from tests.support.faults import Calls
 
 NAME = "Mooncake Store"
 surface = pytest.mark.surface
@@ -164,22 +165,13 @@ def test_an_upsert_in_a_store_full_of_pins_takes_the_place_of_the_old_value(star
     assert store.batch_is_exist([f"k{number}" for number in range(count)]) == [1] * count
 
 
-def test_an_upsert_that_loses_its_room_to_others_puts_the_old_value_back(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_upsert_that_loses_its_room_to_others_puts_the_old_value_back(start: Start, calls: Calls) -> None:
     store = start(segment=1 << 20, local=8 << 20)
     assert store.put("weights", b"old" * 1000, config(with_hard_pin=True)) == 0
     objects = store.client.objects
     assert objects is not None
-    write, calls = objects.write, []
-
-    def full_once(*args: Any) -> int:
-        calls.append(args)
-        return -200 if len(calls) == 1 else write(*args)
-
-    monkeypatch.setattr(objects, "write", full_once)
+    calls.answer(objects, "write", -200, at=(1,))
     assert store.upsert("weights", bytes(50_000)) == -200 and store.get("weights") == b"old" * 1000
-    monkeypatch.undo()
     for number in range(30):
         assert store.put(f"k{number}", bytes(100_000)) == 0
     assert store.get("weights") == b"old" * 1000
@@ -187,25 +179,19 @@ def test_an_upsert_that_loses_its_room_to_others_puts_the_old_value_back(
 
 @pytest.mark.parametrize("step", ["write", "remove_exactly"])
 @pytest.mark.parametrize("other", [b"another", b"another" * 20_000])
-def test_a_pin_outlives_upserts_that_meet(
-    start: Start, monkeypatch: pytest.MonkeyPatch, step: str, other: bytes
-) -> None:
+def test_a_pin_outlives_upserts_that_meet(start: Start, calls: Calls, step: str, other: bytes) -> None:
     """Another client upserts the same key while this one has removed the old value, or has just found it."""
     store, second = start(), start(segment=0)
     assert store.put("weights", b"old" * 1000, config(with_hard_pin=True)) == 0
     objects = store.client.objects
     assert objects is not None
-    do, calls = getattr(objects, step), []
 
-    def after_another(*args: Any) -> int:
-        calls.append(args)
-        if len(calls) == 1:
-            assert second.upsert("weights", other) == 0
-        return int(do(*args))
+    def upsert_another(*_: Any) -> None:
+        assert second.upsert("weights", other) == 0
 
-    monkeypatch.setattr(objects, step, after_another)
+    steps = calls.before(objects, step, upsert_another, at=(1,))
     assert store.upsert("weights", b"new" * 1000) == 0 and store.get("weights") == b"new" * 1000
-    assert len(calls) >= 2 and hold_of_object(store, "weights") == "kept"
+    assert len(steps) >= 2 and hold_of_object(store, "weights") == "kept"
 
 
 def hold_of_object(store: Store, key: str) -> str:

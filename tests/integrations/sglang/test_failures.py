@@ -17,6 +17,7 @@ from nanokv import Hold
 from tests.integrations.sglang import parts
 from tests.integrations.sglang.other import Other
 from tests.integrations.sglang.parts import INTERFACE, all_of, emptied, is_empty, keys_of, same
+from tests.support.faults import Calls
 
 Start = Callable[..., Any]
 
@@ -109,32 +110,21 @@ def test_a_page_whose_writer_died_is_a_miss_and_can_be_stored(start: Start, kind
 
 @pytest.mark.surface(INTERFACE, "batch_set_v1")
 @pytest.mark.parametrize("kind", [parts.mha, parts.mla])
-def test_a_page_whose_writer_gave_up_just_now_is_stored(
-    start: Start, kind: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_whose_writer_gave_up_just_now_is_stored(start: Start, kind: Any, calls: Calls) -> None:
     """It goes away after the backend has seen that it is being written, and before it waits for that."""
     pool = kind()
     backend, writer = start(pool, is_mla_model=kind is parts.mla), start(kind(), is_mla_model=kind is parts.mla)
     keys, indices = all_of(pool)
     key = f"{backend.pools.get('kv').scopes[0]}/{keys[0]}"
     writer.cache.open_for_write(key, backend.pools.get("kv").pages.page_bytes)
-    wait, waits = backend.cache.wait, 0
-
-    def gone(*args: Any, **kwargs: Any) -> None:
-        nonlocal waits
-        waits += 1
-        if waits == 1:
-            writer.cache.abort(key)
-        wait(*args, **kwargs)
-
-    monkeypatch.setattr(backend.cache, "wait", gone)
+    waits = calls.before(backend.cache, "wait", lambda *_, **__: writer.cache.abort(key), at=(1,))
     assert all(backend.batch_set_v1(keys, indices)) and waits
     assert backend.batch_exists(keys) == len(keys) and backend.calls.failures() == {}
 
 
 @pytest.mark.surface(INTERFACE, "batch_set_v1")
 @pytest.mark.parametrize("kind", [parts.mha, parts.mla])
-def test_a_page_that_is_being_written_is_waited_for(start: Start, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_is_being_written_is_waited_for(start: Start, kind: Any, calls: Calls) -> None:
     pool = kind()
     backend, writer = start(pool, is_mla_model=kind is parts.mla), start(kind(), is_mla_model=kind is parts.mla)
     keys, indices = all_of(pool)
@@ -144,14 +134,7 @@ def test_a_page_that_is_being_written_is_waited_for(start: Start, kind: Any, mon
     wanted = [False] + [True] * (len(keys) - 1)
     assert backend.batch_set_v1(keys, indices) == wanted  # after a second
     assert list(backend.calls.failures().values()) == [1]
-    wait = backend.cache.wait
-
-    def committed(*args: Any, **kwargs: Any) -> None:
-        writer.cache.commit(key)
-        monkeypatch.undo()
-        wait(*args, **kwargs)
-
-    monkeypatch.setattr(backend.cache, "wait", committed)
+    calls.before(backend.cache, "wait", lambda *_, **__: writer.cache.commit(key), at=(1,))
     assert all(backend.batch_set_v1(keys, indices)) and backend.batch_exists(keys) == len(keys)
 
 

@@ -24,6 +24,7 @@ from sglang.srt.mem_cache.utils import get_storage_hash_str
 from tests.integrations.sglang import parts
 from tests.integrations.sglang.parts import INTERFACE, LAYERS, PAGE, buffers, emptied, extra
 from tests.integrations.sglang.tree import PATIENCE, without_cuda
+from tests.support.faults import Calls
 
 PAGES = 4
 TOKENS = list(range(1, 1 + PAGES * PAGE))
@@ -148,20 +149,17 @@ def test_a_prefix_ends_where_a_state_is(hybrid: Callable[[], Hybrid]) -> None:
 
 
 @pytest.mark.surface(INTERFACE, "batch_get_v2")
-def test_a_draft_that_is_gone_shortens_the_prefetch(hybrid: Callable[[], Hybrid], monkeypatch: Any) -> None:
+def test_a_draft_that_is_gone_shortens_the_prefetch(hybrid: Callable[[], Hybrid], calls: Calls) -> None:
     one, other = hybrid(), hybrid()
     one.back_up(TOKENS)
     backend = other.control.storage_backend
     hashes = get_storage_hash_str(TOKENS, None, page_size=PAGE)
-    look_up = type(backend).batch_exists_v2
 
-    def then_evict(self: Any, *args: Any) -> Any:
-        found = look_up(self, *args)
-        scope = self.pools.get(DRAFT).scopes[0]
-        assert self.cache.remove_many([f"{scope}/{hashes[2]}"]) == [True]
-        return found
+    def evict(*_: Any) -> None:
+        scope = backend.pools.get(DRAFT).scopes[0]
+        assert backend.cache.remove_many([f"{scope}/{hashes[2]}"]) == [True]
 
-    monkeypatch.setattr(type(backend), "batch_exists_v2", then_evict)
+    calls.after(backend, "batch_exists_v2", evict)
     emptied(other.pools[MAMBA])
     got = other.prefetch(TOKENS)
     assert got.completed_tokens == 2 * PAGE  # SGLang takes the shorter of both

@@ -11,9 +11,11 @@ from vllm.v1.kv_offload.base import Locality, Medium, OffloadKey
 
 from nanokv import local_world
 from nanokv.host_poller.events import Event, EventKind
+from nanokv.integrations.vllm_offload import announcing
 from nanokv.integrations.vllm_offload.announcing import Announcer
 from tests.integrations.vllm_offload.offloaded import Offloaded
 from tests.integrations.vllm_offload.parts import Tiered, keys_of
+from tests.support.faults import Limits
 from tests.support.until import until
 
 TIER, MANAGER = "vLLM SecondaryTierManager", "vLLM OffloadingManager"
@@ -118,8 +120,7 @@ def test_without_the_flags_no_events_are_told(start: Start, start_spec: StartSpe
 class Poller:
     """An `Announcer` that is told by the test what the poller sees."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("nanokv.integrations.vllm_offload.announcing._KEPT", 2)
+    def __init__(self) -> None:
         (self.world,) = local_world(1, heap_bytes=1 << 20, page_bytes=1024)
         self.announcing = Announcer(self.world, Locality.LOCAL)
         self.announcing.close()
@@ -134,9 +135,10 @@ class Poller:
 
 
 @pytest.fixture
-def poller(monkeypatch: pytest.MonkeyPatch) -> Iterator[Poller]:
+def poller(limits: Limits) -> Iterator[Poller]:
     """One, in a world of one rank."""
-    made = Poller(monkeypatch)
+    limits(announcing, _KEPT=2)
+    made = Poller()
     yield made
     made.world.close()
 

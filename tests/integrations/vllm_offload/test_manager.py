@@ -22,9 +22,11 @@ from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from nanokv.errors import InvalidArgument, KeyNotFound
+from nanokv.integrations.vllm_offload import manager
 from nanokv.integrations.vllm_offload.counts import PREFIX
 from tests.integrations.vllm_offload.offloaded import Offloaded
 from tests.integrations.vllm_offload.parts import MODULE, config, keys_of, step_of
+from tests.support.faults import Limits
 
 Start = Callable[..., Offloaded]
 MANAGER = "vLLM OffloadingManager"
@@ -141,8 +143,8 @@ def test_a_chunk_without_all_its_blocks_is_not_stored(start_spec: Start) -> None
 
 
 @pytest.mark.surface(MANAGER, "reset_cache", differs="drops blocks of all engines of the same configuration")
-def test_a_reset_forgets_all_but_loads_under_way(start_spec: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nanokv.integrations.vllm_offload.manager.LEAVE", 0.0)
+def test_a_reset_forgets_all_but_loads_under_way(start_spec: Start, limits: Limits) -> None:
+    limits(manager, LEAVE=0.0)
     engine = start_spec(workers=2)
     engine.compute(BOTH)
     loading, storing = engine.request(), engine.request()

@@ -2,19 +2,19 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 from vllm.v1.kv_offload.base import GPULoadStoreSpec, LookupResult
 
-from nanokv.integrations.vllm_offload.chunks import Chunk
 from nanokv.integrations.vllm_offload.counts import PREFIX
 from tests.integrations.vllm_offload.offloaded import Offloaded
 from tests.integrations.vllm_offload.other_node import OtherNode
 from tests.integrations.vllm_offload.parts import keys_of
+from tests.support.faults import Calls
 from tests.support.until import until
 
 Start = Callable[..., Offloaded]
@@ -96,44 +96,34 @@ def test_a_process_that_dies_while_it_writes_holds_nobody_up(start_spec: Start) 
     until(lambda: bool(engine.compute(keys)) and engine.load(keys) == [True] * 3)  # also what the dead had begun
 
 
-def test_an_error_while_a_block_is_copied_leaves_nothing_half_written(
-    start_spec: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_while_a_block_is_copied_leaves_nothing_half_written(start_spec: Start, calls: Calls) -> None:
     engine = start_spec()
     pages = engine.workers[0]._pages
-
-    def fail(*args: object) -> None:
-        raise RuntimeError("a bug")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(pages, "store", fail)
-        engine.compute(keys_of([1, 2]))
+    calls.fail(pages, "store", RuntimeError("a bug"))
+    engine.compute(keys_of([1, 2]))
+    calls.go_on()
     assert engine.find(keys_of([1, 2])) == [MISS, MISS]
     assert engine.compute(keys_of([1, 2])) == keys_of([1, 2])
     assert engine.load(keys_of([1, 2])) == [True, True]
     context = engine.request()
     engine.find(keys_of([1]), context)
-    with monkeypatch.context() as patched:
-        patched.setattr(pages, "load", fail)
-        _, job = engine.begin_load(keys_of([1]), context)
-        assert engine.end([job]) == [False]
+    calls.fail(pages, "load", RuntimeError("a bug"))
+    _, job = engine.begin_load(keys_of([1]), context)
+    assert engine.end([job]) == [False]
 
 
-def test_a_block_that_goes_while_it_is_copied_is_not_taken_for_loaded(
-    start_spec: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_that_goes_while_it_is_copied_is_not_taken_for_loaded(start_spec: Start, calls: Calls) -> None:
     engine = start_spec()
     engine.compute(keys_of([1]))
     context, pages, names = engine.request(), engine.workers[0]._pages, engine.manager.objects(keys_of([1])[0])
     engine.find(keys_of([1]), context)
-    spec, copy = engine.manager.prepare_load(keys_of([1]), context), pages.load
+    spec = engine.manager.prepare_load(keys_of([1]), context)
 
-    def replaced_while_copied(chunk: Chunk, payload: torch.Tensor) -> None:
-        copy(chunk, payload)
+    def replace(*_: Any) -> None:
         engine.manager.complete_load(keys_of([1]), context)  # too early: nobody holds it any more
         engine.manager.world.remove_many(names)
         engine.compute(keys_of([1]))
 
-    monkeypatch.setattr(pages, "load", replaced_while_copied)
+    calls.after(pages, "load", replace)
     assert engine.workers[0].submit_load(1, spec, GPULoadStoreSpec([5], [1, 0], [0, 0]))
     assert engine.end([1]) == [False]

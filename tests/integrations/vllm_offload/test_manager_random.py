@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 from vllm.v1.kv_offload.base import OffloadKey
 
+from nanokv.integrations.vllm_offload import manager
 from tests.integrations.vllm_offload.histories import ENGINES, TwoEngines, case
 from tests.integrations.vllm_offload.offloaded import Offloaded
 from tests.integrations.vllm_offload.parts import keys_of
+from tests.support.faults import Limits
 
 KEYS = keys_of(range(8), 0) + keys_of(range(4), 1)  # those of group 0 first, as vLLM names them
 SOME = st.lists(st.integers(0, len(KEYS) - 1), min_size=1, max_size=6, unique=True).map(
@@ -95,9 +97,9 @@ class SmallWorld(Histories):
 
 
 @pytest.fixture(autouse=True)
-def leave(monkeypatch: pytest.MonkeyPatch) -> None:
+def leave(limits: Limits) -> None:
     """What a reset leaves goes at the next one."""
-    monkeypatch.setattr("nanokv.integrations.vllm_offload.manager.LEAVE", 0.0)
+    limits(manager, LEAVE=0.0)
 
 
 TestLargeWorld = case(Histories, 40, 25)

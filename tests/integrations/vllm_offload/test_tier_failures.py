@@ -12,6 +12,7 @@ from vllm.v1.kv_offload.base import LookupResult
 from tests.integrations.vllm_offload.other_node import OtherNode
 from tests.integrations.vllm_offload.parts import Tiered, content, keys_of, right
 from tests.integrations.vllm_offload.test_tier import counts
+from tests.support.faults import Calls
 
 Start = Callable[..., Tiered]
 TIER = "vLLM SecondaryTierManager"
@@ -93,23 +94,19 @@ def test_a_process_that_dies_leaves_its_blocks_and_nothing_half_written(start: S
     assert right(tiered, keys_of(range(20, 24)), tiered.load(keys_of(range(20, 24)))) == [True] * 4
 
 
-def test_an_error_that_nobody_foresaw_fails_one_job_only(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_nobody_foresaw_fails_one_job_only(start: Start, calls: Calls) -> None:
     tiered = start(chunks=8)
     store = tiered.tier.joined.cache
-
-    def fail(*args: object, **keywords: object) -> None:
-        raise RuntimeError("a bug")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(store, "put_many", fail)
-        tiered.compute(keys_of([1, 2]))
-        assert counts(tiered) == {"refused": 2}
+    calls.fail(store, "put_many", RuntimeError("a bug"))
+    tiered.compute(keys_of([1, 2]))
+    assert counts(tiered) == {"refused": 2}
+    calls.go_on()
     tiered.compute(keys_of([3]))
     tiered.forget()
     assert right(tiered, keys_of([1, 2, 3]), tiered.load(keys_of([1, 2, 3]))) == [False, False, True]
-    with monkeypatch.context() as patched:
-        patched.setattr(store, "get_many", fail)
-        tiered.forget()
-        assert right(tiered, keys_of([3]), tiered.load(keys_of([3]))) == [False]
+    calls.fail(store, "get_many", RuntimeError("a bug"))
+    tiered.forget()
+    assert right(tiered, keys_of([3]), tiered.load(keys_of([3]))) == [False]
+    calls.go_on()
     tiered.forget()
     assert right(tiered, keys_of([3]), tiered.load(keys_of([3]))) == [True]
