@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from nanokv.allocation import producer
-from nanokv.check.machine import rank_process
+from nanokv.check.machine.rank_process import RankProcess
 from nanokv.check.machine.soak import memory
 from nanokv.check.machine.soak.memory import MIB, Sample, Trend, sample_folder
 from nanokv.check.machine.soak.objects import HALF_PAGES, KEYS, bytes_of, check_object, make_object, new_version
@@ -156,12 +156,12 @@ def test_a_put_that_evicts_before_it_joins_is_seen() -> None:
 
 
 def test_a_rank_that_hangs_ends_the_soak(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_process, "END_SECONDS", 0.1)
+    monkeypatch.setattr(RankProcess, "end_seconds", 0.1)
     world_init = SoakWorld.__init__
 
     def init(world: SoakWorld, *arguments: object) -> None:
         world_init(world, *arguments)  # type: ignore[arg-type]
-        monkeypatch.setattr(rank_process, "PATIENCE", 1.0)
+        monkeypatch.setattr(RankProcess, "patience", 1.0)
 
     monkeypatch.setattr(SoakWorld, "__init__", init)
     rows = run_soak(1, seed=1, worker=Deaf, kills=False)
