@@ -50,7 +50,7 @@ class Worlds:
         """Open a world of two ranks; it is closed at the end of the block.
 
         Raises:
-            NanoKVError, PeerFailed: the world could not be made.
+            NanoKVError, CheckFailure: the world could not be made.
         """
         wishes = _OPTIONS | {"heap_bytes": heap_bytes, "alloc": alloc} | options
         with ExitStack() as stack:
@@ -65,7 +65,7 @@ class Worlds:
         peer, name = self.peer(), f"bench-{secrets.token_hex(6)}"
         self._names.append(name)
         shared = wishes | {"name": name, "world_size": 2, "attach_timeout": STARTUP}
-        peer.tell("open", rank=OWNER, **shared)
+        peer.send("open", rank=OWNER, **shared)
         with NanoKVCache(rank=1 - OWNER, **shared) as cache:
             peer.answer()
             yield MeasuredWorld(cache, peer)
