@@ -632,6 +632,7 @@ def test_a_server_in_another_process_that_is_killed_and_started_again(ends: Exit
 
 
 FORKS = """
+import warnings; warnings.simplefilter("error")
 import os, sys
 from nanokv.cluster.messages.asker import Asker
 from nanokv.cluster.messages.feed import Publisher, Subscriber
@@ -669,13 +670,7 @@ print("done", flush=True)  # and ends without closing any of them
 def test_a_fork_makes_its_own_and_an_exit_needs_no_close(ends: ExitStack) -> None:
     server = Server("b", 9, SECRET, {0: lambda sender, body: body})
     ends.callback(server.close)
-    command = [
-        sys.executable,
-        "-c",
-        "import warnings; warnings.simplefilter('error')\n" + FORKS,
-        server.address,
-        SECRET.decode(),
-    ]
+    command = [sys.executable, "-c", FORKS, server.address, SECRET.decode()]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=PATIENCE, check=True)
     assert done.stdout == "done\n"
