@@ -19,7 +19,6 @@ LEAST_PAGE = 4 * KIB
 class ReaderProcess(Program):
     """The process of the reader."""
 
-    patience = 600.0  #: a lap of large objects
     end_seconds = 30.0
 
 

@@ -39,8 +39,8 @@ class Commands:
         """Done in a `Program` when no command will come any more, or one has failed."""
 
 
-def serve(commands: Commands, connection: Connection) -> None:
-    """Do the commands that come, until the other end hangs up."""
+def serve(commands: Commands, connection: Connection) -> int:
+    """Do the commands that come, until the other end hangs up (0), or one fails (1)."""
     commands.told = connection.poll
     with contextlib.suppress(*_GONE):
         while True:
@@ -50,9 +50,11 @@ def serve(commands: Commands, connection: Connection) -> None:
             except commands.raises as error:
                 answer = error
             except Exception as error:
+                traceback.print_exc()
                 connection.send(CheckFailure(f"{type(error).__name__}: {error}"))
-                raise
+                return 1
             connection.send(answer)
+    return 0
 
 
 class CommandProcess(ABC):
@@ -168,6 +170,7 @@ class Program(CommandProcess):
         options: of `subprocess.Popen`.
     """
 
+    patience = 300.0  #: its start, too: on a busy machine imports take minutes
     _process: subprocess.Popen[bytes]
 
     def __init__(
@@ -219,7 +222,7 @@ class Program(CommandProcess):
         self._process.send_signal(signal.SIGCONT)
 
     def end(self, seconds: float | None = None) -> int | None:
-        """The same for one that is suspended."""
+        """Resume it, if it is suspended, and hang up."""
         self.resume()
         return super().end(seconds)
 
@@ -233,13 +236,12 @@ def main() -> int:
     try:
         commands: Commands = connection.recv()()
         try:
-            serve(commands, connection)
+            return serve(commands, connection)
         finally:
             commands.at_end()
     except Exception:
         traceback.print_exc()
         return 1
-    return 0
 
 
 if __name__ == "__main__":

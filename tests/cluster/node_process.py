@@ -70,7 +70,6 @@ class NodeCommands(Commands):
 class NodeProcess(Program):
     """A running process: a member at once."""
 
-    patience = 240.0  #: its start, too: on a busy machine imports take a minute
     end_seconds = 60.0
 
     def __init__(self, node: str, url: str, world: dict[str, Any] | None = None, **options: Any) -> None:

@@ -11,7 +11,7 @@ class MemberCommands(Commands):
     """The methods of a membership, which is opened at once."""
 
     def __init__(self, url: str, ttl: float) -> None:
-        self._membership = open_membership(url, ttl=ttl, timeout=Program.patience)
+        self._membership = open_membership(url, ttl=ttl, timeout=60.0)
 
     def members(self) -> dict[str, bytes]:
         """A copy, which can be sent."""

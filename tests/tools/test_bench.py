@@ -16,7 +16,7 @@ from nanokv import local_world
 from nanokv.bench.__main__ import main
 from nanokv.bench.questions import full, imports, load, pieces, wait
 from nanokv.bench.suite import busy, catalogue
-from nanokv.bench.suite.other_process import Peer
+from nanokv.bench.suite.other_process import STARTUP, Peer
 from nanokv.bench.suite.owner import OwnerHere, digest
 from nanokv.bench.suite.record import Record, read
 from nanokv.bench.suite.ring import (
@@ -308,7 +308,7 @@ def test_pieces() -> None:
 
 def test_the_other_process_answers_with_its_errors() -> None:
     with Peer() as peer:
-        peer.answer()
+        peer.answer(STARTUP)
         with pytest.raises(InvalidArgument, match="heap_bytes"):
             peer.ask("open", heap_bytes=-1)
         peer.ask("open", heap_bytes=1 << 20)

@@ -5,6 +5,7 @@ One fork server that has imported everything (`preload`) makes the processes: on
 
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -57,7 +58,7 @@ def _serve(commands: Callable[[], RankCommands], shm_dir: str, connection: Conne
     os.environ["NANOKV_SHM_DIR"] = shm_dir  # the fork server keeps the environment of the process that started it
     rank = commands()
     rank.progress = progress
-    serve(rank, connection)
+    sys.exit(serve(rank, connection))
 
 
 class RankProcess(CommandProcess):

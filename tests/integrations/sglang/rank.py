@@ -66,7 +66,6 @@ class RankCommands(Commands):
 class Rank(Program):
     """That process, seen from a test."""
 
-    patience = 240.0  #: its start, too
     end_seconds = 60.0
 
     def __init__(self, rank: int, file: Path) -> None:
