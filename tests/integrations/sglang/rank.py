@@ -32,10 +32,8 @@ class RankCommands(Commands):
         self._ends = contextlib.ExitStack()
         self._ends.callback(dist.destroy_process_group)
         self._ends.enter_context(without_cuda(pytest.MonkeyPatch(), rank, 2))
-        self._one, self._two = (
-            self._ends.enter_context(contextlib.closing(Engine({"name": "ranks"}, group=dist.group.WORLD, rank=rank)))
-            for _ in range(2)
-        )
+        engine = partial(Engine, settings={"name": "ranks"}, group=dist.group.WORLD, rank=rank)
+        self._one, self._two = (self._ends.enter_context(contextlib.closing(engine())) for _ in range(2))
 
     def store(self, prompt: list[int]) -> list[Any]:
         """Compute, and back up. Returns the calls of the store that failed."""
