@@ -76,7 +76,7 @@ def run(device: torch.device, settings: GpuSettings, keep: Keep) -> None:
             "evict": False,
             "attach_timeout": 30.0,
         }
-        peer.tell("open", heap_bytes=heap_bytes, rank=OTHER, alloc="device", **wishes)
+        peer.send("open", heap_bytes=heap_bytes, rank=OTHER, alloc="device", **wishes)
         with NanoKVCache(heap_bytes, rank=0, alloc="device", **wishes) as here:
             peer.answer(STARTUP)
             for size in settings.pair_sizes:

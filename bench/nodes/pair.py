@@ -1,23 +1,25 @@
 """The owner and the reader as the benchmark sees them: two processes, which are ended with it."""
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
 
+from nanokv.bench.nodes.reader import NodeReader
 from nanokv.bench.nodes.transports import TRANSPORTS
-from nanokv.bench.peers.base import SystemFailed
 from nanokv.bench.peers.server import Ours
 from nanokv.bench.suite.settings import KIB, MIB
+from nanokv.check.command_process import Program
 
 HEAP_BYTES = 384 * MIB
 PLACES_BYTES = 64 * MIB  #: for bare transfers: more than the processor's cache has
 LEAST_PAGE = 4 * KIB
-GOODBYE = 30.0  #: seconds
+
+
+class ReaderProcess(Program):
+    """The process of the reader."""
+
+    end_seconds = 30.0
 
 
 class Pair(AbstractContextManager["Pair"]):
@@ -28,7 +30,7 @@ class Pair(AbstractContextManager["Pair"]):
         size: bytes of an object.
 
     Raises:
-        SystemFailed: a process ended.
+        SystemFailed: the owner ended.
     """
 
     def __init__(self, transport: str, size: int) -> None:
@@ -47,44 +49,15 @@ class Pair(AbstractContextManager["Pair"]):
                 place_bytes,
             ]
             owner = Ours("nanokv.bench.nodes.owner", folder, stack, arguments, environment)
-            command = [sys.executable, "-P", "-m", "nanokv.bench.nodes.reader", str(members)]
-            self._log = folder / "reader.log"
-            errors = stack.enter_context(self._log.open("w"))
-            self._reader = subprocess.Popen(
-                [*command, json.dumps(owner.note()), str(place_bytes)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=os.environ | environment,
-            )
-            stack.callback(self._end)
+            commands = partial(NodeReader, str(members), owner.note(), place_bytes)
+            reader = ReaderProcess("the reader", commands, environment=environment, log=folder / "reader.log")
+            self._reader = stack.enter_context(reader)
             self._stack = stack.pop_all()
 
     def lap(self, what: str, nbytes: int, calls: int) -> dict[str, dict[str, list[int]]]:
-        """See `Reader.lap`."""
-        assert self._reader.stdin is not None and self._reader.stdout is not None
-        line = ""
-        try:
-            print(json.dumps({"what": what, "nbytes": nbytes, "calls": calls}), file=self._reader.stdin, flush=True)
-            line = self._reader.stdout.readline()
-        except BrokenPipeError:
-            pass
-        if not line:
-            code, said = self._reader.wait(GOODBYE), self._log.read_text(errors="replace")[-1000:].strip()
-            raise SystemFailed(f"the reader ended with {code}: {said}")
-        found: Any = json.loads(line)
-        return {call: dict(systems) for call, systems in found.items()}
-
-    def _end(self) -> None:
-        assert self._reader.stdin is not None and self._reader.stdout is not None
-        try:
-            self._reader.stdin.close()
-            self._reader.wait(GOODBYE)
-        except (BrokenPipeError, subprocess.TimeoutExpired):
-            self._reader.kill()
-            self._reader.wait()
-        self._reader.stdout.close()
+        """See `NodeReader.lap`. Raises CheckFailure: the reader failed."""
+        found: dict[str, dict[str, list[int]]] = self._reader.ask("lap", what, nbytes, calls)
+        return found
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()

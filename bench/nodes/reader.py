@@ -1,17 +1,9 @@
-"""The process that measures: a node that reads from the owner and puts to it, call by call beside bare transfers.
-
-`python -m nanokv.bench.nodes.reader FOLDER PLACES PLACE_BYTES`. It answers each line of its input, a JSON object of
-arguments of `NodeReader.lap`, with the durations in ns of each way.
-"""
+"""The process that measures: a node that reads from the owner and puts to it, call by call beside bare transfers."""
 
 import ctypes
 import itertools
-import json
-import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from ctypes import CFUNCTYPE, byref, c_int, c_void_p
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -22,6 +14,7 @@ import torch
 from nanokv import NanoKVCache
 from nanokv.bench.nodes.owner import NODE, PATIENCE
 from nanokv.bench.suite.settings import KIB, MIB
+from nanokv.check.command_process import Commands
 from nanokv.cluster.cluster import NanoKVCluster
 from nanokv.cluster.kinds import Kind
 from nanokv.cluster.links.nixl import NixlLink
@@ -132,10 +125,11 @@ class ReadWay(NamedTuple):
 Ways = dict[str, dict[str, ReadWay]]  #: by call and system
 
 
-class NodeReader:
+class NodeReader(Commands):
     """The nodes "cold", which remembers no locations, and "warm", which does."""
 
     def __init__(self, folder: str, places: Sequence[int], place_bytes: int) -> None:
+        torch.set_num_threads(1)
         self._worlds = [NanoKVCache(SMALL_HEAP, page_bytes=4096, evict=False) for _ in range(2)]
         url = f"file://{folder}"
         self.cold = NanoKVCluster(self._worlds[0], url, node="cold", timeout=PATIENCE, locations=0)
@@ -248,31 +242,9 @@ class NodeReader:
                         found[call][system].append(took)
         return found
 
-    def close(self) -> None:
+    def at_end(self) -> None:
         """Leave."""
         for each in (self.cold, self.warm):
             each.close()
         for world in self._worlds:
             world.close()
-
-
-@contextmanager
-def _answers() -> Iterator[Any]:
-    """Where answers go: what was standard output. What libraries print goes to standard error."""
-    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        yield answers
-
-
-def main(folder: str, places: str, place_bytes: str) -> None:
-    """Take laps until the input ends."""
-    with _answers() as answers:
-        torch.set_num_threads(1)
-        reader = NodeReader(folder, json.loads(places), int(place_bytes))
-        for line in sys.stdin:
-            print(json.dumps(reader.lap(**json.loads(line))), file=answers, flush=True)
-        reader.close()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -32,18 +32,18 @@ class Crew:
         """A world of so many processes, in the order of their ranks.
 
         Raises:
-            PeerFailed: a process could not be started, or the world could not be made.
+            CheckFailure: a process could not be started, or the world could not be made.
         """
         wishes = {"heap_bytes": heap_bytes, "world_size": ranks, "evict": False, "attach_timeout": STARTUP} | options
         members = self.peers(ranks)
         name = self.new_name()
         for rank, peer in enumerate(members):
-            peer.tell("open", name=name, rank=rank, **wishes)
+            peer.send("open", name=name, rank=rank, **wishes)
         for peer in members:
             peer.answer(STARTUP)
         yield members
         for peer in members:
-            peer.tell("close")
+            peer.send("close")
         for peer in members:
             peer.answer()
 
@@ -68,5 +68,5 @@ class Crew:
 def together(peers: list[Peer], function: str, each: list[dict[str, Any]]) -> list[Any]:
     """Call a function in all processes at once (`Peer.call`), with arguments of each; their answers."""
     for peer, what in zip(peers, each, strict=True):
-        peer.tell("call", function=function, **what)
+        peer.send("call", function, **what)
     return [peer.answer() for peer in peers]

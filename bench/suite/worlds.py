@@ -35,7 +35,7 @@ class Worlds(Crew):
         """Open a world of two ranks; it is closed at the end of the block.
 
         Raises:
-            NanoKVError, PeerFailed: the world could not be made.
+            NanoKVError, CheckFailure: the world could not be made.
         """
         wishes = _OPTIONS | {"heap_bytes": heap_bytes, "alloc": alloc} | options
         with ExitStack() as stack:
@@ -49,7 +49,7 @@ class Worlds(Crew):
     def _processes(self, wishes: dict[str, Any]) -> Iterator[MeasuredWorld]:
         peer = self.peer()
         shared = wishes | {"name": self.new_name(), "world_size": 2, "attach_timeout": STARTUP}
-        peer.tell("open", rank=OWNER, **shared)
+        peer.send("open", rank=OWNER, **shared)
         with NanoKVCache(rank=1 - OWNER, **shared) as cache:
             peer.answer()
             yield MeasuredWorld(cache, peer)

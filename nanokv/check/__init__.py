@@ -3,6 +3,7 @@
 command        `nanokv check`
 run            its parts, and how much of each is tried
 supervised     the parts in processes that Ctrl-C ends all at once
+command_process  processes that do commands: ranks, nodes, members
 report         rows of the table that every check fills
 protocol       the protocol under the simulated machine, mutants of it, and its compiled code: it proves a source
 machine        a running world on this machine: threads, histories, kills, corruption, litmus, soak

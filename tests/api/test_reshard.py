@@ -1,11 +1,6 @@
 """Slices of objects: every pair of layouts against plain torch, and sources that are missing, torn or wrong."""
 
-import contextlib
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +10,7 @@ from hypothesis import strategies as st
 
 import nanokv
 from nanokv import Identity, KVLayout, NanoKVCache
+from nanokv.check.machine.rank_process import RankCommands
 from nanokv.config import Alloc
 from nanokv.errors import InvalidArgument, KeyNotFound, NanoKVError, ReuseViolation, SegmentCorrupt
 from nanokv.transfer import reshard
@@ -22,7 +18,7 @@ from nanokv.transfer.paged import PagedKV
 from nanokv.transfer.reshard import plan, refused
 from tests.api.test_identity import world_of
 from tests.support.faults import Calls
-from tests.support.rank_processes import new_folder
+from tests.support.rank_processes import new_folder, starter
 
 KV_HEADS, DIM, LAYERS, TOKENS = 4, 8, 4, 16
 ORDERS = ["L2NHD", "2LNHD", "2NLHD", "LN2HD", "L2HND", "NH2LD", "H2NLD"]
@@ -454,53 +450,40 @@ def test_slices_stay_within_the_identity() -> None:
 
 
 # --- processes --------------------------------------------------------------------------------
-WRITER = """
-import sys
-from dataclasses import replace
-from nanokv import NanoKVCache
-from tests.api.test_reshard import ME, SOURCE, model, put_all
-rank = int(sys.argv[1])
-cache = NanoKVCache(1 << 20, page_bytes=256, name="tp", rank=rank, world_size=3, alloc=sys.argv[2], master_rank=2,
-                    identity=ME.with_layout(replace(SOURCE, tp_rank=rank)))
-put_all([cache], model())
-print("stored", flush=True)
-sys.stdin.read()
-"""
 SOURCE = replace(WHOLE, tp_size=2, order="2NLHD", block_size=8)
+
+
+def tp_rank(rank: int, alloc: Alloc, layout: KVLayout) -> NanoKVCache:
+    """A rank of a prefill of two ranks and a decode of one, which is the master."""
+    identity = ME.with_layout(layout)
+    return NanoKVCache(1 << 20, 2, 256, name="tp", rank=rank, world_size=3, alloc=alloc, identity=identity)
+
+
+class PrefillRank(RankCommands):
+    """A rank of the prefill: it stores its parts of all blocks."""
+
+    def __init__(self, rank: int, alloc: Alloc) -> None:
+        self._rank, self._alloc = rank, alloc
+
+    def attach(self) -> None:
+        self._cache = tp_rank(self._rank, self._alloc, replace(SOURCE, tp_rank=self._rank))
+        put_all([self._cache], model())
 
 
 @pytest.mark.parametrize("alloc", ["device", pytest.param("host", marks=pytest.mark.exhaustive)])
 def test_writers_in_other_processes_also_killed_ones(monkeypatch: pytest.MonkeyPatch, alloc: Alloc) -> None:
     """A prefill of two ranks, a decode of one. What the dead have stored is read as before, from the living world."""
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    with new_folder(monkeypatch) as folder, contextlib.ExitStack() as ends:
-        environment |= {"NANOKV_SHM_DIR": str(folder)}
-        prefill = [
-            subprocess.Popen(
-                [sys.executable, "-c", WRITER, str(rank), alloc],
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(2)
-        ]
-        for process in prefill:
-            ends.enter_context(process)
-            ends.callback(process.kill)
-        mine = ME.with_layout(WHOLE)
-        decode = ends.enter_context(
-            NanoKVCache(1 << 20, 2, 256, name="tp", rank=2, world_size=3, alloc=alloc, identity=mine)
-        )
-        for process in prefill:
-            assert process.stdout is not None and process.stdout.readline() == "stored\n"
-        source = next(row.layout for row in decode.layouts() if row.is_mine)
-        assert replace(source, tp_rank=0) == SOURCE
-        for killed in (False, True):
-            errors, layers = read(decode, source, ["b0", "b1"])
-            assert errors == [None, None]
-            for block in range(4):
-                assert torch.equal(in_block(layers, 1, block), wanted_in(model(), WHOLE, block))
-            for process in prefill if not killed else []:
-                process.kill()
-                process.wait()
+    with new_folder(monkeypatch), starter(PrefillRank) as start:
+        prefill = [start(rank, alloc) for rank in range(2)]
+        with tp_rank(2, alloc, WHOLE) as decode:
+            for process in prefill:
+                process.arrive()
+            source = next(row.layout for row in decode.layouts() if row.is_mine)
+            assert replace(source, tp_rank=0) == SOURCE
+            for killed in (False, True):
+                errors, layers = read(decode, source, ["b0", "b1"])
+                assert errors == [None, None]
+                for block in range(4):
+                    assert torch.equal(in_block(layers, 1, block), wanted_in(model(), WHOLE, block))
+                for process in prefill if not killed else []:
+                    process.kill()

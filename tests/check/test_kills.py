@@ -101,7 +101,12 @@ def test_object_that_nobody_expects_is_seen(world: KillWorld) -> None:
 @pytest.fixture
 def impatient(limits: Limits) -> Callable[[], None]:
     """Call it when everybody has come: from then on waits fail after a second."""
-    return lambda: limits(rank_process, PATIENCE=1.0)
+
+    def hurry() -> None:
+        limits(rank_process, PATIENCE=1.0)
+        limits(rank_process.RankProcess, patience=1.0)
+
+    return hurry
 
 
 def lose_free_pages(world: KillWorld, owner: int = 2) -> None:

@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from nanokv.allocation import producer
-from nanokv.check.machine import rank_process
+from nanokv.check.machine.rank_process import RankProcess
 from nanokv.check.machine.soak import memory
 from nanokv.check.machine.soak.memory import MIB, Sample, Trend, sample_folder
 from nanokv.check.machine.soak.objects import HALF_PAGES, KEYS, bytes_of, check_object, make_object, new_version
@@ -157,8 +157,8 @@ def test_a_put_that_evicts_before_it_joins_is_seen() -> None:
 
 
 def test_a_rank_that_hangs_ends_the_soak(calls: Calls, limits: Limits) -> None:
-    limits(rank_process, END_SECONDS=0.1)
-    calls.after(SoakWorld, "__init__", lambda *_: limits(rank_process, PATIENCE=1.0))
+    limits(RankProcess, end_seconds=0.1)
+    calls.after(SoakWorld, "__init__", lambda *_: limits(RankProcess, patience=1.0))
     rows = run_soak(1, seed=1, worker=Deaf, kills=False)
     assert failing(rows) == ["calls"]
     assert "does not answer work within 1 s" in rows[0].failures[0]

@@ -1,25 +1,17 @@
-"""A process with a link and memory that others read, for tests; the handle by which a test holds one; and reads.
+"""A process with a link and memory that others read, for tests; the handle by which a test holds one; and reads."""
 
-The process takes commands as lines of JSON, `[name, argument, ...]`, and answers each with a line. It ends with its
-input.
-"""
-
-import base64
-import json
 import mmap
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from nanokv.check.command_process import Commands, Program
 from nanokv.cluster.links import Link, LinkLost, LinkUnavailable, State, Transfer, open_link
 from nanokv.cluster.links.base import Words
 
@@ -87,17 +79,22 @@ def gets(link: Link, peer: int, into: Memory, there: int, seed: int) -> bool:
     return attempt(link, peer, into, there) == State.DONE and np.array_equal(into, pattern(seed, len(into)))
 
 
-class _Commands:
+class OwnerCommands(Commands):
     """What the process does; one method a command."""
+
+    raises = (LinkUnavailable,)
 
     def __init__(self, kind: str, member: str) -> None:
         self._kind, self._member = kind, member
-        self._link: Link = open_link(kind, member)
         self._memory: dict[int, Memory] = {}
 
-    def card(self) -> str:
+    def open(self) -> None:
+        """Open the link: the first command."""
+        self._link = open_link(self._kind, self._member)
+
+    def card(self) -> bytes:
         """The link's card."""
-        return base64.b64encode(self._link.card()).decode()
+        return self._link.card()
 
     def register(self, nbytes: int, seed: int) -> int:
         """Register new memory with the pattern of a seed: its address."""
@@ -118,19 +115,19 @@ class _Commands:
         self._link.deregister(address)
         del self._memory[address]
 
-    def connect(self, card: str) -> int | None:
+    def connect(self, card: bytes) -> int | None:
         """Connect to a card: the number of the peer, or None if it is lost."""
         try:
-            return self._link.connect(base64.b64decode(card))
+            return self._link.connect(card)
         except LinkLost:
             return None
 
-    def pull(self, card: str, there: int, nbytes: int, seed: int) -> bool:
+    def pull(self, card: bytes, there: int, nbytes: int, seed: int) -> bool:
         """Read another process's memory: whether it has the pattern of a seed."""
         here = self._memory[self.register(nbytes, 0)]
-        return gets(self._link, self._link.connect(base64.b64decode(card)), here, there, seed)
+        return gets(self._link, self._link.connect(card), here, there, seed)
 
-    def close_under_reads(self, card: str, there: int, nbytes: int, rounds: int) -> int:
+    def close_under_reads(self, card: bytes, there: int, nbytes: int, rounds: int) -> int:
         """Close links while threads read over them; returns how many of their reads were done.
 
         A link that took what a thread was in would end this process.
@@ -138,7 +135,7 @@ class _Commands:
         done = 0
         for turn in range(rounds):
             link, begun = open_link(self._kind, f"{self._member}.{turn}"), threading.Semaphore(0)
-            peer, places = link.connect(base64.b64decode(card)), [memory(nbytes) for _ in range(3)]
+            peer, places = link.connect(card), [memory(nbytes) for _ in range(3)]
             for place in places:
                 link.register(address_of(place), nbytes)
 
@@ -163,7 +160,7 @@ class _Commands:
         self._link.close()
 
 
-class Owner:
+class Owner(Program):
     """Such a process.
 
     Raises:
@@ -171,76 +168,9 @@ class Owner:
     """
 
     def __init__(self, kind: str, member: str) -> None:
-        command = [sys.executable, "-m", "tests.cluster.link_owner", kind, member]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        super().__init__("the owner", partial(OwnerCommands, kind, member))
         try:
-            why = self._answer()
+            self.ask("open")
         except BaseException:
             self.end()
             raise
-        if why is not None:
-            self.end()
-            raise LinkUnavailable(why)
-
-    def ask(self, command: str, *arguments: object) -> Any:
-        """Have a command done, and wait for its answer."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([command, *arguments]) + "\n")
-        return self._answer()
-
-    def card(self) -> bytes:
-        """The card of its link."""
-        return base64.b64decode(self.ask("card"))
-
-    def _answer(self) -> Any:
-        """The next line. A process that does not answer in time is killed, which ends the wait for it."""
-        assert self._process.stdout is not None
-        clock = threading.Timer(PATIENCE, self._process.kill)
-        clock.start()
-        try:
-            line = self._process.stdout.readline()
-        finally:
-            clock.cancel()
-        assert line, f"the owner has ended with {self._process.wait(PATIENCE)}"
-        return json.loads(line)
-
-    def stop(self) -> None:
-        """Stop it, and wait until it has stopped."""
-        os.kill(self._process.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
-
-    def go_on(self) -> None:
-        """Let it run again."""
-        os.kill(self._process.pid, signal.SIGCONT)
-
-    def kill(self) -> None:
-        """Kill it, stopped or not, and wait until it has ended."""
-        self._process.kill()
-        self._process.wait(PATIENCE)
-
-    def end(self) -> None:
-        """Kill it, and close the pipes. Idempotent."""
-        self.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
-
-
-def main(kind: str, member: str) -> None:
-    """Serve commands until the input ends."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is no answer
-    try:
-        commands = _Commands(kind, member)
-    except LinkUnavailable as error:
-        print(json.dumps(str(error)), file=answers)
-        os._exit(1)
-    print(json.dumps(None), file=answers)
-    for line in sys.stdin:
-        name, *arguments = json.loads(line)
-        print(json.dumps(getattr(commands, name)(*arguments)), file=answers)
-    os._exit(0)  # the interpreter's own end is a fault in some of the libraries
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,7 +1,6 @@
 """Nodes that die, stop, leave and come back, and what the others see: no hang, no foreign bytes, no crash, no leak."""
 
 import itertools
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -47,16 +46,19 @@ def test_processes_exchange_objects(make_cluster: MakeCluster, make_node: MakeNo
     (here,) = make_cluster(1)
     there = make_node("far")
     meet(here, "far", "n0")
-    until(lambda: there.nodes() == ["far", "n0"])
+    until(lambda: there.ask("nodes") == ["far", "n0"])
     for i in range(40):
         here.put(f"a{i}", value_of(f"a{i}", SIZE + i))
-        there.put(f"b{i}", SIZE + i)
+        there.ask("put", f"b{i}", SIZE + i)
     for i in range(40):
-        assert torch.equal(here.get(f"b{i}"), value_of(f"b{i}", SIZE + i)) and there.get(f"a{i}", SIZE + i) == "right"
-    assert there.puts("c", 100, 70_000, "n0") == here.put_many(
+        assert (
+            torch.equal(here.get(f"b{i}"), value_of(f"b{i}", SIZE + i))
+            and there.ask("get", f"a{i}", SIZE + i) == "right"
+        )
+    assert there.ask("puts", "c", 100, 70_000, "n0") == here.put_many(
         [f"d{i}" for i in range(100)], torch.zeros(100, 9), preferred_segment=("far", 0)
     ).count(None)
-    there.signal(signal.SIGCONT)
+    there.resume()
     assert there.end() == 0
 
 
@@ -123,7 +125,7 @@ def test_a_node_that_comes_back_is_another_one(make_cluster: MakeCluster, make_n
     here.put(key, value_of(key, SIZE))
     there.kill()
     again = make_node("far")  # waits until the lease of the dead one has ended
-    until(lambda: again.nodes() == ["far", "n0"])
+    until(lambda: again.ask("nodes") == ["far", "n0"])
 
     def found() -> Any:
         try:
@@ -133,7 +135,7 @@ def test_a_node_that_comes_back_is_another_one(make_cluster: MakeCluster, make_n
 
     until(lambda: isinstance(found(), str))
     here.put(key, value_of(key, SIZE))
-    assert again.get(key, SIZE) == "right" and torch.equal(here.get(key), value_of(key, SIZE))
+    assert again.ask("get", key, SIZE) == "right" and torch.equal(here.get(key), value_of(key, SIZE))
 
 
 @pytest.mark.usefixtures("way")
@@ -146,7 +148,7 @@ def test_reads_go_on_while_the_owner_is_stopped(make_cluster: MakeCluster, make_
     for i, key in enumerate(keys):
         here.put(key, value_of(key, SIZE * (i + 1)))
     assert torch.equal(here.get(keys[0]), value_of(keys[0], SIZE))
-    there.signal(signal.SIGSTOP)
+    there.suspend()
     for i, key in enumerate(keys):
         assert torch.equal(here.get(key), value_of(key, SIZE * (i + 1)))
     assert all(
@@ -156,7 +158,7 @@ def test_reads_go_on_while_the_owner_is_stopped(make_cluster: MakeCluster, make_
     )
     with pytest.raises(PeerLost, match="did not answer"):
         here.put(key_of(here, "far", "put"), value_of("x", SIZE))
-    there.signal(signal.SIGCONT)
+    there.resume()
     until(lambda: "far" in here.nodes and _puts(here, "far"))
 
 
@@ -164,12 +166,12 @@ def test_a_node_that_did_not_hear_of_a_generation_is_told_again(make_cluster: Ma
     (here,) = make_cluster(1, timeout=0.3, ttl=30.0)
     there = make_node("far", ttl=30.0)
     meet(here, "far", "n0")
-    there.signal(signal.SIGSTOP)
+    there.suspend()
     with pytest.raises(PeerLost, match="generation 1 has begun, but not on far: no answer"):
         here.advance_generation()
     assert here.generation() == 1
-    there.signal(signal.SIGCONT)
-    until(lambda: there.generation() == 1, "the generation on the other node")
+    there.resume()
+    until(lambda: there.ask("generation") == 1, "the generation on the other node")
 
 
 def _puts(member: NanoKVCluster, node: str) -> bool:
@@ -190,12 +192,12 @@ def test_over_tcp_a_stopped_owner_is_lost_and_late_bytes_reach_nobody(
     key = key_of(here, "far")
     here.put(key, value_of(key, 400_000))
     assert torch.equal(here.get(key), value_of(key, 400_000))
-    there.signal(signal.SIGSTOP)
+    there.suspend()
     dst = torch.zeros(400_000, dtype=torch.uint8)
     with pytest.raises(PeerLost, match="did not answer"):
         here.get(key, dst=dst)
     assert here.stats()["late_reads"] >= 1  # where events had told, and perhaps at the home
-    there.signal(signal.SIGCONT)
+    there.resume()
     until(lambda: here.stats()["late_reads"] == 0, "the end of the late read")
     assert not dst.any()
     until(lambda: _reads(here, key, 400_000))
@@ -229,7 +231,7 @@ def test_a_producer_that_is_killed_leaves_nothing(make_cluster: MakeCluster, mak
         there = make_node(f"far{i}")
         meet(here, f"far{i}", "n0")
         until(partial(_knows, there, 2))
-        there.put_forever(f"k{i}-", 60_000, "n0")
+        there.send("put_forever", f"k{i}-", 60_000, "n0")
         time.sleep(0.3 + 0.05 * i)
         there.kill()
         meet(here, "n0")
@@ -258,7 +260,7 @@ def test_a_segment_that_was_made_anew_is_not_read(make_cluster: MakeCluster) -> 
 
 
 def _knows(node: NodeProcess, count: int) -> bool:
-    return len(node.nodes()) == count
+    return len(node.ask("nodes")) == count
 
 
 def _gets(member: NanoKVCluster, key: str) -> bool:

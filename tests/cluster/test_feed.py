@@ -1,14 +1,10 @@
 """Events to followers: in order, each once, and a follower that misses some is told so."""
 
-import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +12,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nanokv.check.command_process import Commands, Program
 from nanokv.check.machine.rank_process import wait_until
 from nanokv.cluster.messages import feed
 from nanokv.cluster.messages.feed import Publisher, Sequence, Subscriber
@@ -23,7 +20,6 @@ from nanokv.cluster.messages.sealed import EVERYBODY, Form, Message, Reason, Rej
 from nanokv.errors import CacheClosed, InvalidArgument
 from tests.support.faults import Limits
 
-ROOT = Path(__file__).resolve().parents[2]
 SECRET = b"the secret of this cluster, only"
 PATIENCE = 60.0  #: seconds
 LOST = None  #: in what was heard
@@ -337,40 +333,32 @@ def test_a_sequence_tells_each_loss(heard: list[tuple[int, int, bool]]) -> None:
         known = (incarnation, number)
 
 
-PUBLISHER = """
-import sys
-from nanokv.cluster.messages.feed import Publisher
-publisher = Publisher("a", int(sys.argv[1]), sys.argv[2].encode(), port=int(sys.argv[3]))
-print(publisher.address, flush=True)
-for line in sys.stdin:
-    publisher.publish(line.strip().encode())
-"""
+class PublisherCommands(Commands):
+    """A publisher in a process of its own."""
+
+    def __init__(self, incarnation: int, port: int) -> None:
+        self._publisher = Publisher("a", incarnation, SECRET, port=port)
+
+    def address(self) -> str:
+        return self._publisher.address
+
+    def publish(self, body: bytes) -> None:
+        self._publisher.publish(body)
 
 
 def test_a_publisher_in_another_process_that_is_killed_and_started_again(heard: Heard, ends: ExitStack) -> None:
-    def start(incarnation: int, port: str) -> "tuple[subprocess.Popen[str], str]":
-        command = [sys.executable, "-c", PUBLISHER, str(incarnation), SECRET.decode(), port]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        process = ends.enter_context(
-            subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        )
-        ends.callback(process.kill)
-        assert process.stdout is not None
-        return process, process.stdout.readline().strip()
+    def start(incarnation: int, port: int) -> tuple[Program, str]:
+        process = ends.enter_context(Program("the publisher", partial(PublisherCommands, incarnation, port)))
+        return process, process.ask("address")
 
-    def say(process: "subprocess.Popen[str]", word: str) -> None:
-        assert process.stdin is not None
-        print(word, file=process.stdin, flush=True)
-
-    first, address = start(1, "0")
+    first, address = start(1, 0)
     heard.subscriber.follow(address, "a")
     heard.until("a", LOST)
-    say(first, "one")
+    first.ask("publish", b"one")
     heard.until("a", LOST, b"one")
-    first.send_signal(signal.SIGKILL)
-    first.wait(PATIENCE)
-    second, again = start(2, address.rsplit(":", 1)[1])
+    first.kill()
+    second, again = start(2, int(address.rsplit(":", 1)[1]))
     assert again == address
     heard.until("a", LOST, incarnation=2)
-    say(second, "two")
+    second.ask("publish", b"two")
     heard.until("a", LOST, b"two", incarnation=2)

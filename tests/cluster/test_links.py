@@ -1,6 +1,5 @@
 """Every link keeps the contract of `nanokv.cluster.links.base`: between real processes, and by the bytes."""
 
-import base64
 import contextlib
 import os
 import secrets
@@ -85,7 +84,7 @@ def here(link: Link) -> Memory:
 def reach(link: Link, owner: Owner, nbytes: int = MIB, seed: int = 1) -> tuple[int, int]:
     """Let an owner have memory with the pattern of a seed, and connect: the number of the peer, and the address."""
     there = owner.ask("register", nbytes, seed)
-    return link.connect(owner.card()), there
+    return link.connect(owner.ask("card")), there
 
 
 def begin(link: Link, peer: int, into: Memory, there: int) -> Transfer:
@@ -164,7 +163,7 @@ def test_two_threads_read_at_once(link: Link, start: Start, here: Memory) -> Non
 def test_both_ways(link: Link, start: Start, here: Memory) -> None:
     owner = start()
     here[:MIB] = pattern(5, MIB)
-    assert owner.ask("pull", base64.b64encode(link.card()).decode(), address_of(here), MIB, 5)
+    assert owner.ask("pull", link.card(), address_of(here), MIB, 5)
     peer, there = reach(link, owner)
     assert gets(link, peer, here[:MIB], there, 1)
 
@@ -190,7 +189,7 @@ def test_a_card_is_of_use_for_what_was_registered_before_it(link: Link, start: S
     second = owner.ask("register", MIB, 2)
     assert gets(link, peer, here[:MIB], first, 1)
     assert attempt(link, peer, here[:MIB], second) in LOST
-    again = link.connect(owner.card())
+    again = link.connect(owner.ask("card"))
     assert gets(link, again, here[:MIB], first, 1) and gets(link, again, here[:MIB], second, 2)
 
 
@@ -202,7 +201,7 @@ def test_peers_that_are_not_connected(link: Link, start: Start, here: Memory) ->
     for number in (peer, peer, 12345):
         link.disconnect(number)
     assert attempt(link, peer, here[:64], there) == "lost"
-    assert gets(link, link.connect(owner.card()), here[:64], there, 1)
+    assert gets(link, link.connect(owner.ask("card")), here[:64], there, 1)
 
 
 def test_a_forked_process_waits_for_no_thread_that_it_lacks(kind: str, link: Link) -> None:
@@ -227,7 +226,7 @@ def test_what_is_no_card_is_refused(start: Start) -> None:
     """In a process of its own: a library might crash."""
     victim, owner = start(), start()
     there = owner.ask("register", MIB, 1)
-    card, random = owner.card(), np.random.default_rng(7)
+    card, random = owner.ask("card"), np.random.default_rng(7)
     garbage = [b"", b"\0", b"{}", b"[" * 100_000, b"\xff" * 4096, random.bytes(300), card + b"!", card[1:], card + card]
     garbage += [card[: int(cut)] for cut in random.integers(0, len(card), 20)]
     for place, bit in zip(random.integers(0, len(card), 60), random.integers(0, 8, 60), strict=True):
@@ -235,15 +234,15 @@ def test_what_is_no_card_is_refused(start: Start) -> None:
         flipped[place] ^= 1 << bit
         garbage.append(bytes(flipped))
     for wrong in garbage:
-        assert victim.ask("connect", base64.b64encode(wrong).decode()) is None, wrong
-    assert victim.ask("pull", base64.b64encode(card).decode(), there, MIB, 1)
+        assert victim.ask("connect", wrong) is None, wrong
+    assert victim.ask("pull", card, there, MIB, 1)
 
 
 # --- peers that are gone, or stand still ---
 def test_a_killed_owner_is_lost(link: Link, start: Start, here: Memory) -> None:
     owner, other = start(), start()
     (peer, there), (living, elsewhere) = reach(link, owner, 2 * BIG), reach(link, other, seed=2)
-    card = owner.card()
+    card = owner.ask("card")
     assert gets(link, peer, here[:64], there, 1)
     transfers = [begin(link, peer, here, there) for _ in range(4)]
     owner.kill()
@@ -270,24 +269,24 @@ def test_processes_that_come_after_killed_ones(link: Link, start: Start, here: M
 def test_a_stopped_owner_holds_up_nothing_else(link: Link, start: Start, here: Memory) -> None:
     owner, other = start(), start()
     (peer, there), (living, elsewhere) = reach(link, owner, BIG), reach(link, other, seed=2)
-    owner.stop()
+    owner.suspend()
     transfer = begin(link, peer, here[:BIG], there)
     assert finishes(lambda: {transfer.state() for _ in range(1000)}) <= {State.MOVING, State.DONE}
     assert finishes(lambda: gets(link, living, here[BIG : BIG + MIB], elsewhere, 2))
-    owner.go_on()
+    owner.resume()
     assert ended(transfer) == State.FAILED or np.array_equal(here[:BIG], pattern(1, BIG))
 
 
 def test_a_transfer_that_moves_can_be_let_go(link: Link, start: Start, here: Memory) -> None:
     owner = start()
     peer, there = reach(link, owner, BIG)
-    owner.stop()
+    owner.suspend()
     for _ in range(3):
         transfer = begin(link, peer, here[:BIG], there)
         finishes(transfer.release)
         finishes(transfer.release)
         del transfer
-    owner.go_on()
+    owner.resume()
     assert gets(link, peer, here[BIG:], there, 1)
 
 
@@ -315,24 +314,24 @@ def test_one_more_is_let_go_when_an_earlier_one_has_ended(link: Link, kind: str)
 def test_disconnecting_while_a_transfer_moves(link: Link, start: Start, here: Memory) -> None:
     owner = start()
     peer, there = reach(link, owner, BIG)
-    owner.stop()
+    owner.suspend()
     transfer = begin(link, peer, here[:BIG], there)
     finishes(lambda: link.disconnect(peer))
     assert attempt(link, peer, here[BIG : BIG + 64], there) == "lost"
     finishes(transfer.state)
-    owner.go_on()
-    assert gets(link, link.connect(owner.card()), here[BIG:], there, 1)
+    owner.resume()
+    assert gets(link, link.connect(owner.ask("card")), here[BIG:], there, 1)
     assert transfer.state() != State.DONE or np.array_equal(here[:BIG], pattern(1, BIG))
 
 
 def test_connecting_to_a_stopped_process(link: Link, start: Start, here: Memory) -> None:
     owner = start()
     there = owner.ask("register", MIB, 1)
-    card = owner.card()
-    owner.stop()
+    card = owner.ask("card")
+    owner.suspend()
     with contextlib.suppress(LinkLost):
         finishes(lambda: link.connect(card))
-    owner.go_on()
+    owner.resume()
     assert gets(link, link.connect(card), here[:MIB], there, 1)
 
 
@@ -358,7 +357,7 @@ def test_a_closed_link(link: Link, start: Start, here: Memory) -> None:
     assert transfer.state() == State.DONE
     assert attempt(link, peer, here[:64], there) == "lost"
     with pytest.raises(LinkLost):
-        link.connect(owner.card())
+        link.connect(owner.ask("card"))
     link.disconnect(peer)
     link.deregister(address_of(here))
 
@@ -366,7 +365,7 @@ def test_a_closed_link(link: Link, start: Start, here: Memory) -> None:
 def test_closing_while_transfers_move(link: Link, start: Start, here: Memory) -> None:
     owner = start()
     peer, there = reach(link, owner, BIG)
-    owner.stop()
+    owner.suspend()
     transfers = [begin(link, peer, here[:BIG], there) for _ in range(8)]
     closed = threading.Event()
 
@@ -383,11 +382,11 @@ def test_closing_while_transfers_move(link: Link, start: Start, here: Memory) ->
         finally:
             closed.set()
         assert watching.result(PATIENCE) <= {State.MOVING, State.DONE, State.FAILED}
-    owner.go_on()
+    owner.resume()
 
 
 def test_a_link_is_closed_while_threads_read_over_it(start: Start) -> None:
     serves, reads = start(), start()
-    there, card = serves.ask("register", MIB, 1), base64.b64encode(serves.card()).decode()
+    there, card = serves.ask("register", MIB, 1), serves.ask("card")
     rounds = 8
     assert reads.ask("close_under_reads", card, there, MIB, rounds) >= 3 * rounds

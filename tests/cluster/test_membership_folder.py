@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-import signal
 import stat
 import threading
 from collections.abc import Iterator
@@ -202,11 +201,11 @@ def test_a_displaced_member_takes_its_id_back_from_the_dead(at: Place) -> None:
     here = at.open("here")
     old = at.process("a", "old")
     seen(here, {"here": b"", "a": b"old"})
-    old.signal(signal.SIGSTOP)
+    old.suspend()
     seen(here, {"here": b""})
     new = at.process("a", "new")
     seen(here, {"here": b"", "a": b"new"})
-    old.signal(signal.SIGCONT)
+    old.resume()
     new.kill()
     seen(here, {"here": b"", "a": b"old"})
 

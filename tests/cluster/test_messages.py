@@ -2,21 +2,22 @@
 
 import os
 import resource
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nanokv.check.command_process import Commands, Program
 from nanokv.check.machine.rank_process import wait_until
 from nanokv.cluster.messages import server as server_module
 from nanokv.cluster.messages.asker import Asker, Connection, Refused, Unanswered
@@ -591,51 +592,30 @@ def test_an_idle_server_sleeps(server: Server, asker: Asker, calls: Calls) -> No
     wait_until("the server to sleep for a second", no_turn_for_a_second)
 
 
-SERVER = """
-import sys
-from nanokv.cluster.messages.server import Server
-from nanokv.cluster.messages.tcp import host_and_port
-server = Server("b", int(sys.argv[1]), sys.argv[2].encode(), {0: lambda sender, body: body}, port=int(sys.argv[3]))
-print(server.address, flush=True)
-sys.stdin.read()
-"""
+class ServerCommands(Commands):
+    """A server in a process of its own."""
+
+    def __init__(self, incarnation: int, port: int) -> None:
+        self._server = Server("b", incarnation, SECRET, {0: lambda sender, body: body}, port=port)
+
+    def address(self) -> str:
+        return self._server.address
 
 
-@pytest.fixture
-def run(ends: ExitStack) -> Callable[..., "subprocess.Popen[str]"]:
-    """Starts a program in a process of its own, which ends with the test."""
+def test_a_server_in_another_process_that_is_killed_and_started_again(ends: ExitStack, asker: Asker) -> None:
+    def start(incarnation: int, port: int) -> Program:
+        return ends.enter_context(Program("the server", partial(ServerCommands, incarnation, port)))
 
-    def start(code: str, *arguments: object) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-c", code, *map(str, arguments)]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        process = ends.enter_context(subprocess.Popen(command, env=environment, **pipes))
-        ends.callback(process.kill)
-        return process
-
-    return start
-
-
-def line(process: "subprocess.Popen[str]") -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-def test_a_server_in_another_process_that_is_killed_and_started_again(
-    run: Callable[..., "subprocess.Popen[str]"], asker: Asker
-) -> None:
-    first = run(SERVER, 1, SECRET.decode(), 0)
-    address = line(first)
+    first = start(1, 0)
+    address = first.ask("address")
     assert asker.ask(address, "b", 0, b"one", PATIENCE, to_incarnation=1) == b"one"
-    first.send_signal(signal.SIGKILL)
-    first.wait(PATIENCE)
+    first.kill()
     with pytest.raises(Unanswered):
         asker.ask(address, "b", 0, b"", SHORT)
     asker.tell(address, "b", 0, b"to nobody")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(asker.ask, address, "b", 0, b"before it is there", PATIENCE)
-        second = run(SERVER, 2, SECRET.decode(), address.rsplit(":", 1)[1])
-        assert line(second) == address
+        assert start(2, int(address.rsplit(":", 1)[1])).ask("address") == address
         assert waiting.result(PATIENCE) == b"before it is there"
     assert asker.ask(address, "b", 0, b"two", PATIENCE) == b"two"
     with pytest.raises(Unanswered):  # meant for the first
@@ -643,6 +623,7 @@ def test_a_server_in_another_process_that_is_killed_and_started_again(
 
 
 FORKS = """
+import warnings; warnings.simplefilter("error")
 import os, sys
 from nanokv.cluster.messages.asker import Asker
 from nanokv.cluster.messages.feed import Publisher, Subscriber
@@ -677,14 +658,13 @@ print("done", flush=True)  # and ends without closing any of them
 """
 
 
-def test_a_fork_makes_its_own_and_an_exit_needs_no_close(
-    run: Callable[..., "subprocess.Popen[str]"], ends: ExitStack
-) -> None:
+def test_a_fork_makes_its_own_and_an_exit_needs_no_close(ends: ExitStack) -> None:
     server = Server("b", 9, SECRET, {0: lambda sender, body: body})
     ends.callback(server.close)
-    process = run("import warnings; warnings.simplefilter('error')\n" + FORKS, server.address, SECRET.decode())
-    assert line(process) == "done"
-    assert process.wait(PATIENCE) == 0
+    command = [sys.executable, "-c", FORKS, server.address, SECRET.decode()]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=PATIENCE, check=True)
+    assert done.stdout == "done\n"
     assert server.counts == {}
 
 

@@ -1,13 +1,16 @@
 """The heartbeat of a member that has no file descriptor left."""
 
 import errno
-import subprocess
-import sys
+import os
+import resource
 import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from nanokv.check.command_process import Commands, Program
 from nanokv.cluster.membership import ClusterUnavailable, open_membership
 from nanokv.cluster.membership.membership import Reserve
 from tests.support.until import until
@@ -48,39 +51,34 @@ def test_a_registry_that_cannot_be_opened_keeps_none(tmp_path: Path) -> None:
     assert descriptors() == before
 
 
-PROGRAM = """
-import os, resource, sys, time
-from nanokv.cluster.membership import open_membership
-membership = open_membership(sys.argv[1], ttl=0.5)
-membership.join("starved", b"")
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-taken = []
-try:
-    while True:
-        taken.append(os.open(os.devnull, os.O_RDONLY))
-except OSError:
-    pass
-print("none left", flush=True)
-sys.stdin.read()
-assert membership.away_for() < 0.5, membership.away_for()
-membership.close()
-print("left", flush=True)
-"""
+class StarvedCommands(Commands):
+    """A member in a process of its own, which takes all file descriptors."""
+
+    def __init__(self, url: str) -> None:
+        self._membership = open_membership(url, ttl=0.5)
+        self._membership.join("starved", b"")
+
+    def starve(self) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        with suppress(OSError):
+            while True:
+                os.open(os.devnull, os.O_RDONLY)
+
+    def close(self) -> float:
+        """Leave. Returns how long the registry did not answer."""
+        away = self._membership.away_for()
+        self._membership.close()
+        return away
 
 
 def test_a_member_without_file_descriptors_keeps_its_lease(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/cluster"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with (
-        subprocess.Popen([sys.executable, "-c", PROGRAM, url], text=True, **pipes) as process,  # type: ignore[call-overload]
-        open_membership(url, ttl=0.5) as here,
-    ):
-        assert process.stdout.readline() == "none left\n"
+    with Program("the member", partial(StarvedCommands, url)) as process, open_membership(url, ttl=0.5) as here:
+        process.ask("starve")
         until(lambda: "starved" in here.members())
         end = time.monotonic() + 2.0
         while time.monotonic() < end:
             assert "starved" in here.members()
             time.sleep(0.05)
-        process.stdin.close()
-        assert process.stdout.readline() == "left\n" and process.wait(60) == 0
+        assert process.ask("close") < 0.5 and process.end() == 0
         until(lambda: "starved" not in here.members())

@@ -39,7 +39,7 @@ class Place:
         """A member in a process of its own."""
         process = MemberProcess(self.url, ttl or self.ttl)
         self._processes.append(process)
-        process.ask("join", member, card)
+        process.ask("join", member, card.encode())
         return process
 
     def end(self) -> None:

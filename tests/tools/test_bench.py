@@ -16,7 +16,7 @@ from nanokv import local_world
 from nanokv.bench.__main__ import main
 from nanokv.bench.questions import full, imports, load, pieces, wait
 from nanokv.bench.suite import busy, catalogue
-from nanokv.bench.suite.other_process import Peer, PeerFailed
+from nanokv.bench.suite.other_process import STARTUP, Peer
 from nanokv.bench.suite.owner import OwnerHere, digest
 from nanokv.bench.suite.record import Record, read
 from nanokv.bench.suite.ring import (
@@ -37,6 +37,8 @@ from nanokv.bench.suite.ring import (
 from nanokv.bench.suite.settings import Settings, parse_size, show_size
 from nanokv.bench.suite.timing import Samples
 from nanokv.bench.suite.worlds import MeasuredWorld
+from nanokv.check.report import CheckFailure
+from nanokv.errors import InvalidArgument, KeyNotFound
 from nanokv.heap import futex, shm
 
 ROOT = Path(__file__).parents[2]
@@ -306,15 +308,16 @@ def test_pieces() -> None:
 
 def test_the_other_process_answers_with_its_errors() -> None:
     with Peer() as peer:
-        assert peer.answer() == "ready"
-        with pytest.raises(PeerFailed, match=r"InvalidArgument.*heap_bytes"):
+        peer.answer(STARTUP)
+        with pytest.raises(InvalidArgument, match="heap_bytes"):
             peer.ask("open", heap_bytes=-1)
         peer.ask("open", heap_bytes=1 << 20)
-        with pytest.raises(PeerFailed, match="KeyNotFound"):
+        with pytest.raises(KeyNotFound):
             peer.digest("k")
         peer.ask("close")
-    with pytest.raises(PeerFailed, match="has ended"):
-        peer.answer(timeout=30.0)
+        peer.kill()
+        with pytest.raises(CheckFailure, match="ended with -9 before it answered digest"):
+            peer.digest("k")
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
-from nanokv.bench.peers.base import SystemFailed
 from nanokv.bench.questions import cluster
 from nanokv.bench.suite.settings import KIB, MIB, Settings
 from nanokv.bench.suite.worlds import Worlds
+from nanokv.check.report import CheckFailure
 from tests.support.bench_questions import TINY, ask, check_latency
 from tests.support.faults import Limits
 from tests.support.needed import leave_out
@@ -50,5 +50,5 @@ def test_one_size_and_a_reader_that_ends() -> None:
             for systems in pair.lap(what, 4 * KIB, 3).values():
                 assert len(systems) == 2 and all(len(found) == 3 and min(found) > 0 for found in systems.values())
             assert len(pair.lap(what, 4 * KIB, 1)) == calls
-        with pytest.raises(SystemFailed, match=r"the reader ended with 1: (?s:.)*no_such_call"):
+        with pytest.raises(CheckFailure, match=r"the reader, asked for lap: (?s:.)*no_such_call"):
             pair.lap("no_such_call", 1, 1)

@@ -18,11 +18,11 @@ class Scene(NamedTuple):
 
     def stop(self) -> None:
         """SIGSTOP to the victim."""
-        self.crew.nodes[self.victim].stop()
+        self.crew.nodes[self.victim].suspend()
 
     def go_on(self) -> None:
         """SIGCONT to the victim."""
-        self.crew.nodes[self.victim].go_on()
+        self.crew.nodes[self.victim].resume()
 
     def kill(self) -> None:
         """SIGKILL to the victim."""

@@ -1,23 +1,16 @@
-"""A node of the check, `python -m nanokv.check.nodes.node SETTINGS`: commands come on stdin, answers go to stdout.
-
-Both are lines of JSON. It ends with its input.
-"""
+"""A node of the check: the commands of its process."""
 
 import contextlib
-import json
-import os
-import signal
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Collection
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 import nanokv
+from nanokv.check.command_process import Commands
 from nanokv.check.machine.histories.key_model import MISS, OK
 from nanokv.check.machine.payloads import check_payload, name, payload
 from nanokv.check.nodes import keys
@@ -92,8 +85,8 @@ class Looks:
         self._thread.join()
 
     def as_dict(self) -> dict[str, Any]:
-        """What it saw, as JSON."""
-        return {"changes": self.changes, "last": self.last}
+        """What it saw."""
+        return {"changes": list(self.changes), "last": self.last}
 
 
 class Members:
@@ -144,11 +137,11 @@ class Watcher:
         self._looks = {node: Looks(cluster, key) for node, key in canaries.items()}
 
     def as_dict(self) -> dict[str, Any]:
-        """What was seen, as JSON."""
+        """What was seen."""
         looks = {node: look.as_dict() for node, look in self._looks.items()}
         members = self._members
         registry = {"away": members.away, "is_away": members.is_away, "away_until": members.away_until}
-        return {"members": members.changes, "registry": registry, "looks": looks}
+        return {"members": list(members.changes), "registry": registry, "looks": looks}
 
     @property
     def wrong(self) -> list[str]:
@@ -210,19 +203,26 @@ AUDITOR = 7  #: the number of the thread that looks afterwards
 AUDIT_SECONDS = 20.0  #: until all that must be there is found, and no node is lost
 REGISTERED_BYTES = 200_000  #: of one object: more than a message brings
 _REST = 0.05  #: seconds between two tries
-_GRACE = 10.0  #: seconds for a node whose parent is gone
 
 
-class Commands:
+class NodeCommands(Commands):
     """What a node does; one method a command. Each returns its answer."""
 
-    def __init__(self, cluster: NanoKVCluster, names: list[str], run: int) -> None:
-        self._cluster, self._names, self._run = cluster, names, run
-        self._number = names.index(cluster.node)
+    def __init__(self, registry: str, options: dict[str, Any], names: list[str], run: int, mutant: str) -> None:
+        if mutant:
+            MUTANTS[mutant]()
+        self._names, self._run = names, run
         self._callers: list[Caller] = []
         self._watcher: Watcher | None = None
-        self._registered = torch.zeros(len(names), REGISTERED_BYTES, dtype=torch.uint8)
-        cluster.register(self._registered)
+        with contextlib.ExitStack() as ends:
+            world = ends.enter_context(nanokv.NanoKVCache(HEAP_BYTES, page_bytes=PAGE_BYTES, evict=False))
+            self._cluster = ends.enter_context(NanoKVCluster(world, registry, **options))
+            self._number = names.index(self._cluster.node)
+            self._registered = torch.zeros(len(names), REGISTERED_BYTES, dtype=torch.uint8)
+            self._cluster.register(self._registered)
+            ends.callback(self.stop_watching)
+            ends.callback(self.pause)
+            self._ends = ends.pop_all()
 
     def nodes(self) -> list[str]:
         """The members that it knows."""
@@ -313,55 +313,6 @@ class Commands:
         """Remove everything; what is left after a while?"""
         return empty(self._cluster)
 
-
-class Pipe:
-    """The check, as a node sees it."""
-
-    def __init__(self) -> None:
-        # the output of libraries goes to stderr, so that stdout has only answers
-        self._out: IO[str] = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-
-    def send(self, **message: Any) -> None:
-        """Write one message."""
-        self._out.write(json.dumps(message) + "\n")
-        self._out.flush()
-
-
-def serve(pipe: Pipe, settings: dict[str, Any]) -> None:
-    """Join, and do what comes until there is no more."""
-    if settings["mutant"]:
-        MUTANTS[settings["mutant"]]()
-    with (
-        nanokv.NanoKVCache(HEAP_BYTES, page_bytes=PAGE_BYTES, evict=False) as world,
-        NanoKVCluster(world, settings["registry"], **settings["options"]) as cluster,
-    ):
-        commands = Commands(cluster, settings["names"], settings["run"])
-        pipe.send(answer=cluster.nodes)
-        for line in sys.stdin:
-            command, *arguments = json.loads(line)
-            pipe.send(answer=getattr(commands, command)(*arguments))
-        commands.pause()
-        commands.stop_watching()
-
-
-def main() -> int:
-    """The process: 1 if it failed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    pipe = Pipe()
-    try:
-        serve(pipe, json.loads(sys.argv[1]))
-    except Exception as error:
-        traceback.print_exc()
-        with contextlib.suppress(BrokenPipeError):
-            pipe.send(error=f"{type(error).__name__}: {error}")
-        return 1
-    # leave, whatever a thread that hangs does
-    threading.Timer(_GRACE, lambda: os._exit(1)).start()
-    return 0
-
-
-if __name__ == "__main__":
-    code = main()
-    sys.stderr.flush()
-    os._exit(code)
+    def at_end(self) -> None:
+        """Leave."""
+        self._ends.close()

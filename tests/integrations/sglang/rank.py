@@ -1,15 +1,14 @@
-"""One of two ranks of tensor parallelism, as a process: `python -m tests.integrations.sglang.rank RANK FILE`.
+"""One of two ranks of tensor parallelism, as a process.
 
 Each has an engine that computes and one that loads, of one store; SGLang's controllers of both ranks agree over gloo.
-What is to be done comes as lines of JSON over stdin, and each is answered by a line.
 """
 
-import json
-import subprocess
-import sys
+import contextlib
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from nanokv.check.command_process import Commands, Program
 
 
 def has_stored(engine: Any, puts: int) -> bool:
@@ -17,76 +16,55 @@ def has_stored(engine: Any, puts: int) -> bool:
     return not engine.tree.ongoing_backup and engine.storage.cache.stats()["puts"] >= puts
 
 
-def main() -> None:
-    """Take the steps that are asked for."""
-    from tests.integrations.without_torchvision import stand_in
-
-    stand_in()
-    import pytest
-    import torch.distributed as dist
-
-    from tests.integrations.sglang.parts import PAGE
-    from tests.integrations.sglang.tree import Engine, without_cuda
-
-    rank, file = int(sys.argv[1]), sys.argv[2]
-    dist.init_process_group("gloo", f"file://{file}", world_size=2, rank=rank)
-    monkeypatch = pytest.MonkeyPatch()
-    with without_cuda(monkeypatch, rank, 2):
-        one, two = (Engine(settings={"name": "ranks"}, group=dist.group.WORLD, rank=rank) for _ in range(2))
-        print(json.dumps("ready"), flush=True)
-        for line in sys.stdin:
-            what, prompt = json.loads(line)
-            if what == "store":
-                before = one.storage.cache.stats()["puts"]
-                one.compute(prompt)
-                one.back_up(partial(has_stored, one, before + len(prompt) // PAGE))
-                print(json.dumps(sorted(one.storage.calls.failures())), flush=True)
-            elif what == "clear":
-                one.tree.clear_storage_backend()
-                print(json.dumps("cleared"), flush=True)
-            elif what == "prefetch":
-                print(json.dumps(two.prefetch(prompt)), flush=True)
-            else:
-                print(json.dumps(two.load(prompt)), flush=True)
-        two.close()
-        one.close()
-    dist.destroy_process_group()
-
-
-class Rank:
-    """That process, seen from a test."""
+class RankCommands(Commands):
+    """What it does, in its process."""
 
     def __init__(self, rank: int, file: Path) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "tests.integrations.sglang.rank", str(rank), str(file)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        from tests.integrations.without_torchvision import stand_in
 
-    def ask(self, what: str, prompt: list[int]) -> None:
-        """Begin a step."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([what, prompt]) + "\n")
-        self._process.stdin.flush()
+        stand_in()
+        import pytest
+        import torch.distributed as dist
 
-    def answer(self) -> Any:
-        """What came of it."""
-        assert self._process.stdout is not None
-        return json.loads(self._process.stdout.readline())
+        from tests.integrations.sglang.tree import Engine, without_cuda
 
-    def close(self) -> int:
-        """Let it end; its exit status."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.stdout.close()
-        return self._process.wait(60)
+        dist.init_process_group("gloo", f"file://{file}", world_size=2, rank=rank)
+        self._ends = contextlib.ExitStack()
+        self._ends.callback(dist.destroy_process_group)
+        self._ends.enter_context(without_cuda(pytest.MonkeyPatch(), rank, 2))
+        engine = partial(Engine, settings={"name": "ranks"}, group=dist.group.WORLD, rank=rank)
+        self._one, self._two = (self._ends.enter_context(contextlib.closing(engine())) for _ in range(2))
 
-    def kill(self) -> None:
-        """End it at once."""
-        self._process.kill()
-        self._process.wait(60)
+    def store(self, prompt: list[int]) -> list[Any]:
+        """Compute, and back up. Returns the calls of the store that failed."""
+        from tests.integrations.sglang.parts import PAGE
+
+        before = self._one.storage.cache.stats()["puts"]
+        self._one.compute(prompt)
+        self._one.back_up(partial(has_stored, self._one, before + len(prompt) // PAGE))
+        return sorted(self._one.storage.calls.failures())
+
+    def clear(self) -> None:
+        """Clear the store."""
+        self._one.tree.clear_storage_backend()
+
+    def prefetch(self, prompt: list[int]) -> Any:
+        """Have the other engine prefetch."""
+        return self._two.prefetch(prompt)
+
+    def load(self, prompt: list[int]) -> Any:
+        """Have the other engine load."""
+        return self._two.load(prompt)
+
+    def at_end(self) -> None:
+        """Close both engines."""
+        self._ends.close()
 
 
-if __name__ == "__main__":
-    main()
+class Rank(Program):
+    """That process, seen from a test."""
+
+    end_seconds = 60.0
+
+    def __init__(self, rank: int, file: Path) -> None:
+        super().__init__(f"rank {rank}", partial(RankCommands, rank, file), environment={"PYTHONWARNINGS": "ignore"})

@@ -1,73 +1,41 @@
-"""A process that stores blocks and waits to be killed: `python -m tests.integrations.vllm_offload.other_node`.
+"""A process that stores blocks and waits to be killed."""
 
-The first line of stdin holds, as JSON, the settings, the identity's fields, and the keys and bytes of the blocks; with
-"unfinished" the process leaves them half-written.
-"""
-
-import json
-import subprocess
-import sys
+from functools import partial
 from typing import Any
 
 import torch
 
+from nanokv.check.command_process import Commands, Program
 from nanokv.integrations.joining import join, parse
 from nanokv.keys.identity import Identity
 
 
-def main() -> None:
-    """Store the blocks, say so, and wait."""
-    given = json.loads(sys.stdin.readline())
-    joined = join(parse(given["settings"]), Identity(**given["identity"]))
-    for key, value in given["blocks"].items():
-        name, payload = bytes.fromhex(key), bytearray.fromhex(value)
-        if given["unfinished"]:
-            joined.world.open_for_write(name, len(payload), preferred_segment=joined.world.rank)
-        else:
-            joined.cache.put(name, torch.frombuffer(payload, dtype=torch.uint8), preferred_segment=joined.world.rank)
-    print("stored", flush=True)
-    sys.stdin.readline()
+class NodeCommands(Commands):
+    """What it does, in its process."""
+
+    def __init__(self, settings: dict[str, Any], identity: Identity) -> None:
+        self._joined = join(parse(settings), identity)
+
+    def store(self, blocks: dict[bytes, bytes], unfinished: bool) -> None:
+        """Store blocks in its own segment; or leave them half-written."""
+        world = self._joined.world
+        for key, value in blocks.items():
+            if unfinished:
+                world.open_for_write(key, len(value), preferred_segment=world.rank)
+            else:
+                payload = torch.frombuffer(bytearray(value), dtype=torch.uint8)
+                self._joined.cache.put(key, payload, preferred_segment=world.rank)
 
 
-class OtherNode:
-    """That process, seen from a test. `kill` ends it at once; so does the end of a `with` block."""
+class OtherNode(Program):
+    """That process, seen from a test, when it has stored. The end of a `with` block kills it."""
 
     def __init__(
-        self,
-        settings: dict[str, Any],
-        identity: Identity,
-        blocks: dict[bytes, bytes],
-        *,
-        unfinished: bool = False,
+        self, settings: dict[str, Any], identity: Identity, blocks: dict[bytes, bytes], *, unfinished: bool = False
     ) -> None:
-        fields = {"model": identity.model, "revision": identity.revision}
-        given = {"settings": settings, "identity": fields, "unfinished": unfinished}
-        given["blocks"] = {key.hex(): value.hex() for key, value in blocks.items()}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.integrations.vllm_offload.other_node"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(given) + "\n")
-        self._process.stdin.flush()
-        assert self._process.stdout.readline() == "stored\n"
-
-    def kill(self) -> None:
-        """SIGKILL. Idempotent."""
-        self._process.kill()
-        self._process.wait(60)
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
-
-    def __enter__(self) -> "OtherNode":
-        return self
+        mine = Identity(model=identity.model, revision=identity.revision)
+        super().__init__("the other node", partial(NodeCommands, settings, mine))
+        self.ask("store", blocks, unfinished)
 
     def __exit__(self, *error: object) -> None:
         self.kill()
-
-
-if __name__ == "__main__":
-    main()
