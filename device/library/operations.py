@@ -12,6 +12,7 @@ from nanokv.device.protocol.get import get as protocol_get
 from nanokv.device.protocol.put import put as protocol_put
 from nanokv.device.protocol.remove import remove as protocol_remove
 from nanokv.device.protocol.status import INVALID
+from nanokv.device.protocol.structs import Descriptor, Key
 from nanokv.device.segment.world_table import open_world
 
 
@@ -42,7 +43,13 @@ def put(
     sleeps = word(0)
     if is_segment(world, owner) & is_memory(src, nbytes) & is_time(now):
         status, sleeps = protocol_put(
-            open_world(world), owner, key_hash, key_check, src, nbytes, now, kind, d0, d1, d2, d3, d4, d5, d6
+            open_world(world),
+            owner,
+            Key(key_hash, key_check),
+            src,
+            nbytes,
+            now,
+            Descriptor(kind, d0, d1, d2, d3, d4, d5, d6),
         )
     return status, sleeps
 
@@ -53,7 +60,7 @@ def get(world: tl.int64, key_hash: tl.int64, key_check: tl.int64, dst: tl.int64,
     check_launch()
     status = word(INVALID)
     if is_table(world) & is_memory(dst, room) & is_time(now):
-        status = protocol_get(open_world(world), key_hash, key_check, dst, room, now)
+        status = protocol_get(open_world(world), Key(key_hash, key_check), dst, room, now)
     return status
 
 
@@ -64,5 +71,5 @@ def remove(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     status = word(INVALID)
     owner = word(0)
     if is_table(world):
-        status, owner = protocol_remove(open_world(world), key_hash, key_check)
+        status, owner = protocol_remove(open_world(world), Key(key_hash, key_check))
     return status, owner
