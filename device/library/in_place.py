@@ -5,7 +5,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.library.arguments import is_copy, is_object, is_pin_line, is_table, is_time
+from nanokv.device.library.arguments import is_copy, is_object, is_pin_line, is_table, is_time, key_of
 from nanokv.device.library.launch import check_launch
 from nanokv.device.memory.triton import word
 from nanokv.device.protocol.get import lookup as protocol_lookup
@@ -16,7 +16,7 @@ from nanokv.device.protocol.lease import touch as protocol_touch
 from nanokv.device.protocol.pins import pin as protocol_pin
 from nanokv.device.protocol.pins import unpin as protocol_unpin
 from nanokv.device.protocol.status import INVALID, OK
-from nanokv.device.protocol.structs import Found, Key
+from nanokv.device.protocol.structs import Found
 from nanokv.device.segment.world_table import open_world
 
 
@@ -27,7 +27,7 @@ def lookup(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     status = word(INVALID)
     found = Found(word(0), word(0), word(0), word(0), word(0))
     if is_table(world):
-        status, found = protocol_lookup(open_world(world), Key(key_hash, key_check))
+        status, found = protocol_lookup(open_world(world), key_of(key_hash, key_check))
     return status, found.owner, found.slot, found.epoch, found.payload, found.nbytes
 
 
@@ -71,7 +71,10 @@ def verify(
     status = word(INVALID)
     if is_object(world, owner, slot) & is_copy(world, copy, nbytes):
         status = protocol_verify(
-            open_world(world), Found(owner, slot, epoch, word(0), word(nbytes)), Key(key_hash, key_check), copy
+            open_world(world),
+            Found(word(owner), word(slot), word(epoch), word(0), word(nbytes)),
+            key_of(key_hash, key_check),
+            copy,
         )
     return status
 

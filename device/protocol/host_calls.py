@@ -216,9 +216,9 @@ def host_find(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
 def host_lookup(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """`lookup`, and the descriptor: (status, owner, slot, epoch, payload, bytes, kind, seven dimensions)."""
     status, found = lookup(world, Key(key_hash, key_check))
-    what = descriptor_of(world, segment(world, found.owner), found.slot)
-    place = (found.owner, found.slot, found.epoch, found.payload, found.nbytes)
-    return status, *place, what.kind, what.d0, what.d1, what.d2, what.d3, what.d4, what.d5, what.d6
+    has = descriptor_of(world, segment(world, found.owner), found.slot)
+    place = (status, found.owner, found.slot, found.epoch, found.payload, found.nbytes)
+    return place + (has.kind, has.d0, has.d1, has.d2, has.d3, has.d4, has.d5, has.d6)
 
 
 @triton.jit
@@ -296,8 +296,8 @@ def host_replicate(world: World, target: tl.int64, key_hash: tl.int64, key_check
 def host_begin_replica(world: World, target: tl.int64, key_hash: tl.int64, key_check: tl.int64, now: tl.int64) -> Any:
     """`begin_replica`: (status, the words of Begun, those of Found)."""
     status, begun, found = begin_replica(world, target, Key(key_hash, key_check), now)
-    place = (found.owner, found.slot, found.epoch, found.payload, found.nbytes)
-    return status, begun.slot, begun.epoch, begun.payload, begun.phase, *place
+    copy = (status, begun.slot, begun.epoch, begun.payload, begun.phase)
+    return copy + (found.owner, found.slot, found.epoch, found.payload, found.nbytes)
 
 
 @triton.jit
