@@ -52,14 +52,7 @@ def sleep_for_hint(world: World, key: Key, bell: tl.int64, number: tl.int64, end
 
 
 @triton.jit
-def await_ready(
-    world: World,
-    key: Key,
-    bell: tl.int64,
-    number: tl.int64,
-    spin: tl.int64,
-    time: tl.int64,
-) -> Any:
+def await_ready(world: World, key: Key, bell: tl.int64, number: tl.int64, spin: tl.int64, time: tl.int64) -> Any:
     """Wait until an object is READY: its status, which is another one after `time` ns.
 
     Args:

@@ -53,12 +53,7 @@ def has_checksum(header: tl.int64) -> Any:
 
 
 @triton.jit
-def checksum(
-    key: Key,
-    nbytes: tl.int64,
-    payload_sum: tl.int64,
-    descriptor: Descriptor,
-) -> Any:
+def checksum(key: Key, nbytes: tl.int64, payload_sum: tl.int64, descriptor: Descriptor) -> Any:
     """The checksum of a key, a size, the sum over the payload (`memory.checksum_bytes`), and a descriptor: 32 bits."""
     of = descriptor
     whole = payload_sum ^ mixed(key.hash, -1) ^ mixed(key.check, -2) ^ mixed(nbytes, -3) ^ mixed(of.kind & LOW32, -4)
@@ -93,13 +88,7 @@ def seal(
 
 @triton.jit
 def is_right(
-    world: World,
-    seg: tl.int64,
-    slot: tl.int64,
-    key: Key,
-    nbytes: tl.int64,
-    flagged: tl.int64,
-    payload_sum: tl.int64,
+    world: World, seg: tl.int64, slot: tl.int64, key: Key, nbytes: tl.int64, flagged: tl.int64, payload_sum: tl.int64
 ) -> Any:
     """True if the checksum of a copy is right, or if there is none and this rank does not insist. Validate afterwards.
 

@@ -201,13 +201,7 @@ def claim(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, key: K
 
 @triton.jit
 def claim_at(
-    world: World,
-    seg: tl.int64,
-    start: tl.int64,
-    owner: tl.int64,
-    slot: tl.int64,
-    epoch: tl.int64,
-    key: Key,
+    world: World, seg: tl.int64, start: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, key: Key
 ) -> Any:
     """`claim`, after a `survey` of the segment `seg` chose the place `start`."""
     tentative = entry_word(ENTRY_TENTATIVE, key.check, owner, slot, epoch)

@@ -172,14 +172,7 @@ def give_slot(world: World, seg: tl.int64, slot: tl.int64) -> None:
 
 
 @triton.jit
-def reserve(
-    world: World,
-    seg: tl.int64,
-    slot: tl.int64,
-    epoch: tl.int64,
-    key: Key,
-    flags: tl.int64,
-) -> None:
+def reserve(world: World, seg: tl.int64, slot: tl.int64, epoch: tl.int64, key: Key, flags: tl.int64) -> None:
     """Mark a slot that the caller has taken: producer, key, its new epoch, RESERVED."""
     header = header_at(world, seg, slot)
     store64(header + H_KEY_HASH, key.hash, "relaxed")

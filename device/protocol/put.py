@@ -109,14 +109,7 @@ def allocate(
 
 
 @triton.jit
-def begin(
-    world: World,
-    owner: tl.int64,
-    key: Key,
-    nbytes: tl.int64,
-    flags: tl.int64,
-    now: tl.int64,
-) -> Any:
+def begin(world: World, owner: tl.int64, key: Key, nbytes: tl.int64, flags: tl.int64, now: tl.int64) -> Any:
     """Begin an object of `nbytes` in the segment of `owner`: a header that is WRITING, and pages to fill.
 
     Returns (status, Begun): OK, DUPLICATE, FULL, NO_HEADER, NO_ENTRY, TOO_LARGE or LOST. After OK the caller stores the
@@ -166,13 +159,7 @@ def begin(
 
 @triton.jit
 def begin_described(
-    world: World,
-    owner: tl.int64,
-    key: Key,
-    nbytes: tl.int64,
-    flags: tl.int64,
-    now: tl.int64,
-    descriptor: Descriptor,
+    world: World, owner: tl.int64, key: Key, nbytes: tl.int64, flags: tl.int64, now: tl.int64, descriptor: Descriptor
 ) -> Any:
     """`begin`, and after OK `describe`. Returns what `begin` returns."""
     status, begun = begin(world, owner, key, nbytes, flags, now)
@@ -212,12 +199,7 @@ def is_writing(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -
 
 @triton.jit
 def seal_payload(
-    world: World,
-    owner: tl.int64,
-    key: Key,
-    begun: Begun,
-    nbytes: tl.int64,
-    descriptor: Descriptor,
+    world: World, owner: tl.int64, key: Key, begun: Begun, nbytes: tl.int64, descriptor: Descriptor
 ) -> None:
     """Give an object that is WRITING a checksum over the bytes in its pages, before `commit`; else do nothing.
 
@@ -262,13 +244,7 @@ def abort(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any
 
 @triton.jit
 def put(
-    world: World,
-    owner: tl.int64,
-    key: Key,
-    src: tl.int64,
-    nbytes: tl.int64,
-    now: tl.int64,
-    descriptor: Descriptor,
+    world: World, owner: tl.int64, key: Key, src: tl.int64, nbytes: tl.int64, now: tl.int64, descriptor: Descriptor
 ) -> Any:
     """A whole put of `nbytes` from the address `src`: begin, describe, copy, finish.
 

@@ -39,13 +39,7 @@ from nanokv.device.segment.world_table import World, segment
 
 @triton.jit
 def begin_copies(
-    world: World,
-    key: Key,
-    nbytes: tl.int64,
-    now: tl.int64,
-    descriptor: Descriptor,
-    copies: tl.int64,
-    count: tl.int64,
+    world: World, key: Key, nbytes: tl.int64, now: tl.int64, descriptor: Descriptor, copies: tl.int64, count: tl.int64
 ) -> None:
     """Begin and describe the copies that the table at the address `copies` names, while their primary is WRITING."""
     i = word(0)

@@ -101,14 +101,7 @@ def is_held_by(world: World, home: tl.int64, key: Key, tagged: tl.int64, target:
 
 
 @triton.jit
-def settle_copy(
-    world: World,
-    home: tl.int64,
-    key: Key,
-    mine: tl.int64,
-    i: tl.int64,
-    target: tl.int64,
-) -> Any:
+def settle_copy(world: World, home: tl.int64, key: Key, mine: tl.int64, i: tl.int64, target: tl.int64) -> Any:
     """Settle a new copy in `target`, whose entry is at the place `mine`, with the i-th entry.
 
     OK, NOT_READY where a producer claims the key, or DUPLICATE where the target has the object.
@@ -152,13 +145,7 @@ def enter_copy(world: World, target: tl.int64, slot: tl.int64, epoch: tl.int64, 
 
 @triton.jit
 def allocate_copy(
-    world: World,
-    target: tl.int64,
-    key: Key,
-    size_class: tl.int64,
-    n_pages: tl.int64,
-    nbytes: tl.int64,
-    now: tl.int64,
+    world: World, target: tl.int64, key: Key, size_class: tl.int64, n_pages: tl.int64, nbytes: tl.int64, now: tl.int64
 ) -> Any:
     """Take a header slot and pages for a copy, and publish WRITING, before it has an entry.
 
