@@ -16,6 +16,7 @@ from nanokv.device.protocol.put import begin, finish
 from nanokv.device.protocol.remove import remove, remove_slot
 from nanokv.device.protocol.request import Q_KEY_CHECK, Q_KEY_HASH, REQUEST_BYTES
 from nanokv.device.protocol.status import OK
+from nanokv.device.protocol.structs import Found, Key
 from nanokv.device.segment.layout import REMOVED, WORD_BYTES
 from nanokv.device.segment.world_table import World, open_world, segment
 
@@ -132,27 +133,27 @@ def put_and_get_kernel(
     while i < rounds:
         n = first_key + me * rounds + i
         source = sources + (me * rounds + i) % n_sources * nbytes
-        key_hash = mixed(n, 0)
-        key_check = mixed(n, 1)
+        key = Key(mixed(n, 0), mixed(n, 1))
         t0 = word(cycles())
-        status, slot, epoch, payload, phase = begin(world, word(0), key_hash, key_check, nbytes, word(0), start_ns)
+        status, begun = begin(world, word(0), key, nbytes, word(0), start_ns)
         if status == OK:
-            copy_bytes(segment(world, word(0)) + payload, source, moved)
-            status = finish(world, word(0), slot, epoch, phase)
+            copy_bytes(segment(world, word(0)) + begun.payload, source, moved)
+            status = finish(world, word(0), begun)
         t1 = word(cycles())
-        found, owner, place, age, there, _ = lookup(world, key_hash, key_check)
+        found, place = lookup(world, key)
         if found == OK:
-            found = read(world, owner, place, age, key_hash, key_check, there, moved, target, start_ns)
+            part = Found(place.owner, place.slot, place.epoch, place.payload, moved)
+            found = read(world, part, key, target, start_ns)
         t2 = word(cycles())
         removed = word(OK)
         if status == OK:
-            removed = remove_slot(world, word(0), slot, epoch, REMOVED)
+            removed = remove_slot(world, word(0), begun.slot, begun.epoch, REMOVED)
         t3 = word(cycles())
         failed += select((status == OK) & (found == OK) & (removed == OK), word(0), word(1))
-        at = mine + i * STEPS * WORD_BYTES
-        store64(at, t1 - t0, "relaxed")
-        store64(at + WORD_BYTES, t2 - t1, "relaxed")
-        store64(at + 2 * WORD_BYTES, t3 - t2, "relaxed")
+        row = mine + i * STEPS * WORD_BYTES
+        store64(row, t1 - t0, "relaxed")
+        store64(row + WORD_BYTES, t2 - t1, "relaxed")
+        store64(row + 2 * WORD_BYTES, t3 - t2, "relaxed")
         i += 1
     at = mine + rounds * STEPS * WORD_BYTES
     store64(at + FAILED * WORD_BYTES, failed, "relaxed")

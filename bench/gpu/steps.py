@@ -18,6 +18,7 @@ from nanokv.device.protocol.remove import remove_slot
 from nanokv.device.protocol.ring import announce
 from nanokv.device.protocol.shards import home_for
 from nanokv.device.protocol.status import OK
+from nanokv.device.protocol.structs import Key
 from nanokv.device.protocol.take_or_evict import take_header, take_pages
 from nanokv.device.segment.layout import REMOVED, STORED, WORD_BYTES, WRITING
 from nanokv.device.segment.world_table import World, header_at, open_world, segment
@@ -36,30 +37,29 @@ def put_in_steps(world: World, n: tl.int64, now: tl.int64, at: tl.int64) -> Any:
     Only the usual path: a step that fails leaves out all later ones. `tests/tools/test_bench_steps.py` compares it.
     """
     seg = segment(world, word(0))
-    key_hash = mixed(n, 0)
-    key_check = mixed(n, 1)
+    key = Key(mixed(n, 0), mixed(n, 1))
     size_class = class_of(world, word(1))
-    home = segment(world, home_of(world, key_check))
+    home = segment(world, home_of(world, key.check))
     t0 = word(cycles())
-    tagged, empty = look(world, home, key_hash, key_check)
+    tagged, empty = look(world, home, key)
     life = lifetime(seg)
     t1 = word(cycles())
     phase = enter(world, seg)
     t2 = word(cycles())
-    status, start = survey(world, home, key_hash, key_check, tagged, empty)
+    status, start = survey(world, home, key, tagged, empty)
     t3 = word(cycles())
-    access = new_access(world, seg, key_hash, now, life)
+    access = new_access(world, seg, key.hash, now, life)
     t4 = word(cycles())
-    slot, epoch = take_header(world, seg, word(0), home_for(world, key_hash), now)
+    slot, epoch = take_header(world, seg, word(0), home_for(world, key.hash), now)
     t5 = word(cycles())
     failed = word(1)
     if slot >= 0:
-        reserve(world, seg, slot, epoch, key_hash, key_check, word(0))
+        reserve(world, seg, slot, epoch, key, word(0))
         t6 = word(cycles())
         if status == OK:
-            status = claim_at(world, home, start, word(0), slot, epoch, key_hash, key_check)
+            status = claim_at(world, home, start, word(0), slot, epoch, key)
         t7 = word(cycles())
-        page = take_pages(world, seg, word(0), size_class, home_for(world, key_hash), slot, now)
+        page = take_pages(world, seg, word(0), size_class, home_for(world, key.hash), slot, now)
         t8 = word(cycles())
         if (status == OK) & (page >= 0):
             nbytes = world.page_bytes

@@ -117,8 +117,8 @@ class FreeList:
     def __init__(self) -> None:
         self._head = np.zeros(2 * LINE // WORD_BYTES.value, np.int64)
         self._links = np.zeros(NODES, np.int64)
-        self._turn = native_function(pop_and_push, 4)
-        native_function(push_all, 3)(*self._addresses, NODES)
+        self._turn = native_function(pop_and_push)
+        native_function(push_all)(*self._addresses, NODES)
 
     @property
     def _addresses(self) -> tuple[int, int]:
@@ -154,9 +154,9 @@ class Extents:
         ctl = geometry.control_block(0, 1, "device", may_evict=False, water=(100, 100))
         self._control[: HEAP_CTL.size] = ctl.view(np.uint8)
         self._table = geometry.world_table(0, 1, [self._control.ctypes.data])
-        self._turn = native_function(take_and_give, 4)
-        self._walk = native_function(walk_pages, 4)
-        if native_function(take_all, 4)(self._table.ctypes.data, 0, 0, NODES) != NODES:
+        self._turn = native_function(take_and_give)
+        self._walk = native_function(walk_pages)
+        if native_function(take_all)(self._table.ctypes.data, 0, 0, NODES) != NODES:
             raise Lost("a segment that is new has other extents than its pages")
 
     def turn(self, me: int, pairs: int) -> int:

@@ -26,6 +26,7 @@ from nanokv.device.memory.triton import copy_bytes, table64, word
 from nanokv.device.protocol.get import get_described
 from nanokv.device.protocol.put import put
 from nanokv.device.protocol.status import OK
+from nanokv.device.protocol.structs import Descriptor, Key
 from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.layout import WORD_BYTES
 from nanokv.device.segment.world_table import World
@@ -64,8 +65,8 @@ def put_each(
     bad = word(0)
     no = word(0)
     while done < count:
-        low, check = table64(keys + done * KEY_BYTES), table64(keys + done * KEY_BYTES + WORD_BYTES)
-        status, _ = put(world, owner, low, check, src, nbytes, now, kind, d0, no, no, no, no, no, no)
+        key = Key(table64(keys + done * KEY_BYTES), table64(keys + done * KEY_BYTES + WORD_BYTES))
+        status, _ = put(world, owner, key, src, nbytes, now, Descriptor(kind, d0, no, no, no, no, no, no))
         bad = bad + 1 if status != OK else bad
         done += 1
     return bad
@@ -87,8 +88,8 @@ def get_each(
     bad = word(0)
     no = word(0)
     while done < count:
-        low, check = table64(keys + done * KEY_BYTES), table64(keys + done * KEY_BYTES + WORD_BYTES)
-        status = get_described(world, low, check, dst, nbytes, now, kind, d0, no, no, no, no, no, no)
+        key = Key(table64(keys + done * KEY_BYTES), table64(keys + done * KEY_BYTES + WORD_BYTES))
+        status = get_described(world, key, dst, nbytes, now, Descriptor(kind, d0, no, no, no, no, no, no))
         bad = bad + 1 if status != OK else bad
         done += 1
     return bad
@@ -116,8 +117,8 @@ class Steps:
         self._words = np.array(self.digests, np.int64)
         self._what = described(self.source)
         self._aside = torch.zeros(CALLS, PAGE_BYTES, dtype=torch.uint8)
-        self._put, self._get = native_function(put_each, 9), native_function(get_each, 8)
-        self._copy = native_function(copy_each, 5)
+        self._put, self._get = native_function(put_each), native_function(get_each)
+        self._copy = native_function(copy_each)
 
     def put_loops(self) -> dict[str, Loop]:
         """The steps of a put, from the whole call to the copy. Those that put find no object of their keys."""

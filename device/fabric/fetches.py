@@ -23,16 +23,15 @@ from nanokv.device.fabric.records import (
     W_FETCHES,
     W_LOOKS,
 )
-from nanokv.device.memory.triton import checksum_bytes, copy_bytes, load64, store64, word
+from nanokv.device.memory.triton import checksum_bytes, copy_bytes, store64, word
 from nanokv.device.protocol.checksum import checksum
-from nanokv.device.protocol.header import epoch_of
+from nanokv.device.protocol.header import epoch_of, load_descriptor, unlike
 from nanokv.device.protocol.status import OK, SIZE
+from nanokv.device.protocol.structs import Key
 from nanokv.device.segment.host_records import WHAT_FORMAT
 from nanokv.device.segment.layout import (
     CHECKSUM_MASK,
     CHECKSUM_SHIFT,
-    D_DIMS,
-    D_FORMAT,
     DTYPE_MASK,
     DTYPE_SHIFT,
     FLAG_CHECKSUM,
@@ -40,7 +39,6 @@ from nanokv.device.segment.layout import (
     H_FLAGS,
     H_PAYLOAD,
     H_STATE,
-    LOW32,
     WORD_BYTES,
 )
 from nanokv.device.segment.world_table import World, segment
@@ -133,23 +131,10 @@ def has_right_sum(world: World, work: tl.int64, fetch: tl.int64) -> Any:
     """True if the checksum of what was read is right, or if there is none and this reader does not insist on one."""
     right = world.checksum == 0
     if (field(fetch, F_HEADER + H_FLAGS) & FLAG_CHECKSUM) != 0:
-        what, nbytes = fetch + F_WHAT, field(fetch, F_HEADER + H_BYTES)
-        kind, dims = load64(what + D_FORMAT, "relaxed"), what + D_DIMS
-        value = checksum(
-            field(fetch, F_KEY_HASH),
-            field(fetch, F_KEY_CHECK),
-            nbytes,
-            checksum_bytes(dst_of(work, fetch), nbytes, 0),
-            kind,
-            peek(dims, word(0)),
-            peek(dims, word(1)),
-            peek(dims, word(2)),
-            peek(dims, word(3)),
-            peek(dims, word(4)),
-            peek(dims, word(5)),
-            peek(dims, word(6)),
-        )
-        right = ((kind >> CHECKSUM_SHIFT) & CHECKSUM_MASK) == value
+        key, nbytes = Key(field(fetch, F_KEY_HASH), field(fetch, F_KEY_CHECK)), field(fetch, F_HEADER + H_BYTES)
+        descriptor = load_descriptor(fetch + F_WHAT)
+        value = checksum(key, nbytes, checksum_bytes(dst_of(work, fetch), nbytes, 0), descriptor)
+        right = ((descriptor.kind >> CHECKSUM_SHIFT) & CHECKSUM_MASK) == value
     return right
 
 
@@ -192,10 +177,6 @@ def uses_of(work: tl.int64, count: tl.int64, uses: tl.int64) -> Any:
 @triton.jit
 def is_described_so(found: tl.int64, what: tl.int64) -> Any:
     """Whether a descriptor that was read is that of a WHAT record: see `get.is_described`."""
-    kind, wanted = load64(found + D_FORMAT, "relaxed"), load64(what + WHAT_FORMAT, "relaxed")
-    differs = (kind ^ wanted) & LOW32
-    i = word(1)
-    while i < LINE_WORDS:
-        differs = differs | (peek(found, i) ^ peek(what + WHAT_FORMAT, i))
-        i += 1
-    return (wanted == 0) | (((kind >> DTYPE_SHIFT) & DTYPE_MASK) == 0) | (differs == 0)
+    has, wanted = load_descriptor(found), load_descriptor(what + WHAT_FORMAT)
+    any_kind = (wanted.kind == 0) | (((has.kind >> DTYPE_SHIFT) & DTYPE_MASK) == 0)
+    return any_kind | (unlike(has, wanted) == 0)

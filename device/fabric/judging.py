@@ -9,8 +9,9 @@ from nanokv.device.fabric.fetches import has_right_sum
 from nanokv.device.fabric.lines import field, peek, poke
 from nanokv.device.fabric.records import F_HEADER, F_OWNER, LINE_WORDS, W_CONTROLS
 from nanokv.device.memory.triton import load64, select, word
-from nanokv.device.protocol.header import check_word, epoch_of, phase_of, state_word
+from nanokv.device.protocol.header import epoch_of, is_key, phase_of, state_word
 from nanokv.device.protocol.status import CORRUPT, MISS, NOT_READY, OK, TORN
+from nanokv.device.protocol.structs import Key
 from nanokv.device.segment.layout import (
     DEAD,
     ENTRY_EPOCH_MASK,
@@ -18,8 +19,6 @@ from nanokv.device.segment.layout import (
     H_ACCESS,
     H_BYTES,
     H_FLAGS,
-    H_KEY_CHECK,
-    H_KEY_HASH,
     H_PAGES,
     H_PAYLOAD,
     H_STATE,
@@ -35,7 +34,7 @@ DOUBTFUL = tl.constexpr(-2)  #: of one whose header names impossible bytes: anot
 
 
 @triton.jit
-def judge_header(world: World, header: tl.int64, entry: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+def judge_header(world: World, header: tl.int64, entry: tl.int64, key: Key) -> Any:
     """What the copy of a header says of a key: OK, NOT_READY, DOUBTFUL, MISS; TORN: the slot has been used again since.
 
     As `directory.judge`, which can look again; here the key may have a newer entry that was not seen.
@@ -45,15 +44,12 @@ def judge_header(world: World, header: tl.int64, entry: tl.int64, key_hash: tl.i
     answer = word(MISS)
     if (epoch & ENTRY_EPOCH_MASK) != ((entry >> ENTRY_EPOCH_SHIFT) & ENTRY_EPOCH_MASK):
         answer = word(TORN)
-    else:
-        same = load64(header + H_KEY_HASH, "relaxed") == key_hash
-        same = same & (load64(header + H_KEY_CHECK, "relaxed") == check_word(key_check, epoch))
-        if same & (phase_of(state) != DEAD):
-            answer = word(NOT_READY)
-            if phase_of(state) == READY:
-                answer = word(OK)
-                if not can_be(world, header):
-                    answer = word(DOUBTFUL)
+    elif is_key(header, key, epoch) & (phase_of(state) != DEAD):
+        answer = word(NOT_READY)
+        if phase_of(state) == READY:
+            answer = word(OK)
+            if not can_be(world, header):
+                answer = word(DOUBTFUL)
     return answer
 
 

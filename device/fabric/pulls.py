@@ -38,11 +38,19 @@ from nanokv.device.fabric.records import (
 from nanokv.device.memory.triton import copy_bytes, select, store64, word
 from nanokv.device.native.clock import now_ns
 from nanokv.device.protocol.activity import enter, leave
+from nanokv.device.protocol.header import load_descriptor
 from nanokv.device.protocol.put import abort, begin_described, commit, seal_payload
 from nanokv.device.protocol.ring import asleep
 from nanokv.device.protocol.status import LOST, OK
-from nanokv.device.segment.layout import D_DIMS, D_FORMAT, FLAG_PLAN
+from nanokv.device.protocol.structs import Begun, Key
+from nanokv.device.segment.layout import FLAG_PLAN
 from nanokv.device.segment.world_table import World, segment
+
+
+@triton.jit
+def key_in(pull: tl.int64) -> Any:
+    """The key in a PULL."""
+    return Key(field(pull, P_KEY_HASH), field(pull, P_KEY_CHECK))
 
 
 @triton.jit
@@ -52,31 +60,18 @@ def begin_each(world: World, pulls: tl.int64, count: tl.int64) -> Any:
     i = word(0)
     while i < count:
         pull = pulls + i * PULL_BYTES
-        owner, dims = field(pull, P_RANK), pull + P_WHAT + D_DIMS
-        status, slot, epoch, payload, phase = begin_described(
-            world,
-            owner,
-            field(pull, P_KEY_HASH),
-            field(pull, P_KEY_CHECK),
-            field(pull, P_NBYTES),
-            FLAG_PLAN,
-            now_ns(),
-            field(pull, P_WHAT + D_FORMAT),
-            peek(dims, word(0)),
-            peek(dims, word(1)),
-            peek(dims, word(2)),
-            peek(dims, word(3)),
-            peek(dims, word(4)),
-            peek(dims, word(5)),
-            peek(dims, word(6)),
+        owner = field(pull, P_RANK)
+        descriptor = load_descriptor(pull + P_WHAT)
+        status, begun = begin_described(
+            world, owner, key_in(pull), field(pull, P_NBYTES), FLAG_PLAN, now_ns(), descriptor
         )
         if status == OK:
-            leave(world, segment(world, owner), phase)
+            leave(world, segment(world, owner), begun.phase)
             good += 1
         store64(pull + P_STATUS, status, "relaxed")
-        store64(pull + P_SLOT, slot, "relaxed")
-        store64(pull + P_EPOCH, epoch, "relaxed")
-        store64(pull + P_PAYLOAD, payload, "relaxed")
+        store64(pull + P_SLOT, begun.slot, "relaxed")
+        store64(pull + P_EPOCH, begun.epoch, "relaxed")
+        store64(pull + P_PAYLOAD, begun.payload, "relaxed")
         i += 1
     return good
 
@@ -135,25 +130,9 @@ def copy_pulls(world: World, pulls: tl.int64, count: tl.int64, brought: tl.int64
 @triton.jit
 def seal_pull(world: World, pull: tl.int64) -> None:
     """Give the object of a PULL, whose bytes are there, a checksum."""
-    dims = pull + P_WHAT + D_DIMS
-    seal_payload(
-        world,
-        field(pull, P_RANK),
-        field(pull, P_KEY_HASH),
-        field(pull, P_KEY_CHECK),
-        field(pull, P_SLOT),
-        field(pull, P_EPOCH),
-        field(pull, P_PAYLOAD),
-        field(pull, P_NBYTES),
-        field(pull, P_WHAT + D_FORMAT),
-        peek(dims, word(0)),
-        peek(dims, word(1)),
-        peek(dims, word(2)),
-        peek(dims, word(3)),
-        peek(dims, word(4)),
-        peek(dims, word(5)),
-        peek(dims, word(6)),
-    )
+    begun = Begun(field(pull, P_SLOT), field(pull, P_EPOCH), field(pull, P_PAYLOAD), word(0))
+    descriptor = load_descriptor(pull + P_WHAT)
+    seal_payload(world, field(pull, P_RANK), key_in(pull), begun, field(pull, P_NBYTES), descriptor)
 
 
 @triton.jit

@@ -56,6 +56,7 @@ from nanokv.device.fabric.records import (
 from nanokv.device.memory.triton import select, store64, word
 from nanokv.device.protocol.directory import candidate_at, entry_header, entry_owner, home_of, in_bounds, is_sure
 from nanokv.device.protocol.status import BUSY, MISS, OK, TORN
+from nanokv.device.protocol.structs import Key
 from nanokv.device.segment.layout import CANDIDATES, ENTRIES_PER_BUCKET
 from nanokv.device.segment.world_table import World, descriptor_at, header_at, segment
 
@@ -126,7 +127,7 @@ def take_headers(world: World, work: tl.int64, candidates: tl.int64, count: tl.i
     k = word(0)
     while k < count:
         fetch, entry, header = fetch_at(work, peek(candidates, 2 * k)), peek(candidates, 2 * k + 1), peek(places, k)
-        answer = judge_header(world, header, entry, field(fetch, F_KEY_HASH), field(fetch, F_KEY_CHECK))
+        answer = judge_header(world, header, entry, Key(field(fetch, F_KEY_HASH), field(fetch, F_KEY_CHECK)))
         if rank_of(answer) > rank_of(field(fetch, F_STATUS)):
             store64(fetch + F_STATUS, answer, "relaxed")
             store64(fetch + F_OWNER, entry_owner(entry), "relaxed")

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import store64, table64
 from nanokv.device.protocol.replicate import replicate
-from nanokv.device.protocol.request import Q_KEY_CHECK, Q_KEY_HASH, Q_OWNER, REQUEST_BYTES
+from nanokv.device.protocol.request import Q_OWNER, REQUEST_BYTES, key_in
 from nanokv.device.segment.layout import WORD_BYTES
 from nanokv.device.segment.world_table import open_world
 
@@ -23,7 +23,6 @@ def replicate_many_kernel(table: tl.int64, requests: tl.int64, statuses: tl.int6
     at = tl.program_id(0).to(tl.int64)
     while at < count:
         request = requests + at * REQUEST_BYTES
-        key_hash, key_check = table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK)
-        status, _ = replicate(world, table64(request + Q_OWNER), key_hash, key_check, now)
+        status, _ = replicate(world, table64(request + Q_OWNER), key_in(request), now)
         store64(statuses + at * WORD_BYTES, status, "relaxed")
         at += tl.num_programs(0).to(tl.int64)

@@ -40,7 +40,7 @@ from nanokv.device.protocol.cooperative import (
     sum_put_part,
 )
 from nanokv.device.protocol.directory import find
-from nanokv.device.protocol.get import lookup_described
+from nanokv.device.protocol.host_calls import host_lookup
 from nanokv.device.protocol.remove import remove
 from nanokv.device.protocol.request import (
     Q_ADDRESS,
@@ -51,6 +51,7 @@ from nanokv.device.protocol.request import (
     Q_OWNER,
     Q_PLANE,
     REQUEST_BYTES,
+    key_in,
 )
 from nanokv.device.protocol.runs import begin_member, begin_run, commit_member, finish_run, seal_member
 from nanokv.device.protocol.status import OK
@@ -110,10 +111,11 @@ def move_part(
     """Put or get some tiles of one object, as one of `parts` CTAs: NOT_LAST, or in the last CTA the status."""
     theirs, nbytes = table64(request + Q_ADDRESS), table64(request + Q_BYTES)  # early: no copy waits for them
     if is_put:
-        status, payload, slot, epoch, phase, seg = begin_put_part(world, request, ticket, parts, now)
+        status, begun, seg = begin_put_part(world, request, ticket, parts, now)
     else:
-        status, payload, slot, epoch, owner, flagged = begin_get_part(world, request, ticket, parts)
+        status, found, flagged = begin_get_part(world, request, ticket, parts)
     if status == OK:
+        payload = seg + begun.payload if is_put else segment(world, found.owner) + found.payload
         move_tiles(request, theirs, nbytes, payload, tile, end, pages, is_put, layout)
         mine = summed(theirs, payload, layout) + tile * TILE_BYTES
         if is_put:
@@ -121,9 +123,9 @@ def move_part(
         else:
             sum_get_part(ticket, flagged, mine, part_bytes(nbytes, tile, end), tile * TILE_WORDS)
     if is_put:
-        status = finish_put_part(world, request, ticket, parts, status, slot, epoch, phase, seg)
+        status = finish_put_part(world, request, ticket, parts, status, begun, seg)
     else:
-        status = finish_get_part(world, request, ticket, parts, now, status, slot, epoch, owner, flagged)
+        status = finish_get_part(world, request, ticket, parts, now, status, found, flagged)
     return status
 
 
@@ -228,13 +230,13 @@ def move_many_kernel(
 
 @triton.jit
 def lookup_many_kernel(table: tl.int64, requests: tl.int64, found: tl.int64, control: tl.int64) -> None:
-    """Look keys up. Fills `found`, int64 [count, FOUND_WORDS], with the answers of `lookup_described`."""
+    """Look keys up. Fills `found`, int64 [count, FOUND_WORDS], with the answers of `host_lookup`."""
     world = open_world(table)
     count = table64(control)
     at = tl.program_id(0).to(tl.int64)
     while at < count:
         request = requests + at * REQUEST_BYTES
-        answer = lookup_described(world, table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK))
+        answer = host_lookup(world, table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK))
         out = found + at * (FOUND_WORDS * WORD_BYTES)
         for i in tl.static_range(FOUND_WORDS):
             store64(out + i * WORD_BYTES, answer[i], "relaxed")
@@ -254,7 +256,7 @@ def remove_many_kernel(table: tl.int64, requests: tl.int64, statuses: tl.int64, 
     end = tl.minimum(at + each, count)
     while at < end:
         request = requests + at * REQUEST_BYTES
-        status, _ = remove(world, table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK))
+        status, _ = remove(world, key_in(request))
         store64(statuses + at * WORD_BYTES, status, "relaxed")
         at += 1
 
@@ -284,7 +286,7 @@ def find_many_kernel(
     at = tl.program_id(0).to(tl.int64)
     while at < count:
         request = requests + at * REQUEST_BYTES
-        status, _ = find(world, table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK))
+        status, _ = find(world, key_in(request))
         store64(statuses + at * WORD_BYTES, status, "relaxed")
         at += step
     if is_last(tickets, step):

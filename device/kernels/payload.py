@@ -19,6 +19,7 @@ from nanokv.device.protocol.get import judged
 from nanokv.device.protocol.lease import touch
 from nanokv.device.protocol.put import is_writing
 from nanokv.device.protocol.status import OK
+from nanokv.device.protocol.structs import Descriptor, Found, Key
 from nanokv.device.protocol.ticket import add_part, is_last, whole_sum
 from nanokv.device.segment.world_table import header_at, segment
 
@@ -60,7 +61,8 @@ def judge(frame: tl.int64, copy: tl.int64, nbytes: tl.int64) -> Any:
     status = word(NOT_LAST)
     if has_all_parts(frame):
         total = whole_sum(frame + FRAME_TICKET)
-        status = judged(world, owner, slot, epoch, key_hash, key_check, nbytes, flagged, total)
+        found = Found(owner, slot, epoch, word(0), nbytes)
+        status = judged(world, found, Key(key_hash, key_check), flagged, total)
         answer(frame, 0, status)
     return status
 
@@ -104,4 +106,5 @@ def seal_kernel(frame: tl.int64) -> None:
         if is_writing(world, owner, slot, epoch):
             _, _, _, _, _, _, _, kind, d0, d1, d2, d3, d4, d5, d6 = arguments(frame, 15)
             total = whole_sum(frame + FRAME_TICKET)
-            seal(world, seg, slot, key_hash, key_check, nbytes, total, kind, d0, d1, d2, d3, d4, d5, d6)
+            descriptor = Descriptor(kind, d0, d1, d2, d3, d4, d5, d6)
+            seal(world, seg, slot, Key(key_hash, key_check), nbytes, total, descriptor)

@@ -55,7 +55,8 @@ from nanokv.device.protocol.cooperative import (
 )
 from nanokv.device.protocol.request import Q_ADDRESS, Q_BLOCK, REQUEST_BYTES
 from nanokv.device.protocol.status import BUSY, OK
-from nanokv.device.protocol.ticket import SHARED, T_SPOILED, T_STAGE, TICKET_BYTES, clear, shared
+from nanokv.device.protocol.structs import Begun
+from nanokv.device.protocol.ticket import SHARED, T_SPOILED, T_STAGE, TICKET_BYTES, clear
 from nanokv.device.segment.layout import WORD_BYTES
 from nanokv.device.segment.world_table import World, open_world
 
@@ -139,15 +140,11 @@ def position_of(
 def continue_put_part(ticket: tl.int64) -> Any:
     """What `begin_put_part` returned in an earlier launch; ABANDONED if there was none, or the object was abandoned."""
     status = word(ABANDONED)
-    slot = word(-1)
-    epoch = word(0)
-    payload = word(0)
-    phase = word(0)
+    begun = Begun(word(-1), word(0), word(0), word(0))
     seg = word(0)
     if table64(ticket + T_STAGE) == SHARED:
-        status, slot, epoch, phase, seg = put_answer(ticket)
-        payload = seg + shared(ticket, 3)
-    return status, payload, slot, epoch, phase, seg
+        status, begun, seg = put_answer(ticket)
+    return status, begun, seg
 
 
 @triton.jit
@@ -155,15 +152,16 @@ def join_put(
     world: World, n: tl.int64, request: tl.int64, ticket: tl.int64, control: tl.int64, is_first: tl.constexpr
 ) -> Any:
     """`begin_put_part` in the first launch of a step, else `continue_put_part`; ABANDONED if `n` is no request."""
-    began, slot = word(ABANDONED), word(-1)
-    payload, epoch, phase, seg = word(0), word(0), word(0), word(0)
+    began = word(ABANDONED)
+    begun = Begun(word(-1), word(0), word(0), word(0))
+    seg = word(0)
     if n >= 0:
         if is_first:
             now = table64(control + WORD_BYTES)
-            began, payload, slot, epoch, phase, seg = begin_put_part(world, request, ticket, word(MANY), now)
+            began, begun, seg = begin_put_part(world, request, ticket, word(MANY), now)
         else:
-            began, payload, slot, epoch, phase, seg = continue_put_part(ticket)
-    return began, payload, slot, epoch, phase, seg
+            began, begun, seg = continue_put_part(ticket)
+    return began, begun, seg
 
 
 @triton.jit
@@ -173,14 +171,12 @@ def finish_position(
     ticket: tl.int64,
     out: tl.int64,
     began: tl.int64,
-    slot: tl.int64,
-    epoch: tl.int64,
-    phase: tl.int64,
+    begun: Begun,
     seg: tl.int64,
     PARTS: tl.constexpr,
 ) -> None:
     """Arrive with one of PARTS parts; the last CTA publishes, and notes the status at `out`."""
-    status = finish_put_part(world, request, ticket, word(PARTS), began, slot, epoch, phase, seg)
+    status = finish_put_part(world, request, ticket, word(PARTS), began, begun, seg)
     if status != NOT_LAST:
         if PARTS == 1:
             clear(ticket, word(MANY))  # `begin_put_part` did not know that the CTA is alone, and claimed it
@@ -249,7 +245,8 @@ def reshape_and_cache_kernel(
             world = open_world(table)
             request = requests + n * REQUEST_BYTES
             ticket = tickets + n * TICKET_BYTES
-            began, payload, o_slot, epoch, phase, seg = join_put(world, n, request, ticket, control, is_first)
+            began, begun, seg = join_put(world, n, request, ticket, control, is_first)
+            payload = seg + begun.payload
         if slot >= 0:
             block, position = slot // BLOCK, slot % BLOCK
             row = plane * BLOCK + position  # of the object
@@ -280,7 +277,7 @@ def reshape_and_cache_kernel(
         if publishes and is_last:
             if began != ABANDONED:
                 out = statuses + n * WORD_BYTES
-                finish_position(world, request, ticket, out, began, o_slot, epoch, phase, seg, PARTS)
+                finish_position(world, request, ticket, out, began, begun, seg, PARTS)
         item += tl.num_programs(0).to(tl.int64)
 
 

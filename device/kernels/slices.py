@@ -25,7 +25,7 @@ from nanokv.device.protocol.status import OK
 from nanokv.device.protocol.ticket import TICKET_BYTES
 from nanokv.device.segment.layout import WORD_BYTES
 from nanokv.device.segment.record import Field, Record
-from nanokv.device.segment.world_table import World, open_world
+from nanokv.device.segment.world_table import World, open_world, segment
 
 SLICES = Record(
     "Slices",
@@ -156,14 +156,15 @@ def get_piece(
     layout: tl.constexpr,
 ) -> Any:
     """Copy the tiles from `tile` to before `end` of one piece, as one of `parts` CTAs: NOT_LAST, or the status."""
-    status, payload, slot, epoch, owner, flagged = begin_get_part(world, request, ticket, parts)
+    status, found, flagged = begin_get_part(world, request, ticket, parts)
     if status == OK:
+        payload = segment(world, found.owner) + found.payload
         at = tile + 0
         while at < end:
             copy_box_tile(payload, slices, box, at, layout)
             at += 1
         sum_share(ticket, flagged, payload, table64(request + Q_BYTES), tile, end, table64(slices + S_TILES))
-    return finish_get_part(world, request, ticket, parts, now, status, slot, epoch, owner, flagged)
+    return finish_get_part(world, request, ticket, parts, now, status, found, flagged)
 
 
 @triton.jit

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import word
+from nanokv.device.protocol.structs import Descriptor, Key
 from nanokv.device.segment.layout import FLAG_PLAN
 from nanokv.device.segment.world_table import is_inside, is_rank, open_world
 
@@ -89,3 +90,24 @@ def is_flag(flags: tl.int64) -> Any:
 def is_time(now: tl.int64) -> Any:
     """True for a time in ns: a negative one would be a lease."""
     return word(now) >= 0
+
+
+@triton.jit
+def key_of(key_hash: tl.int64, key_check: tl.int64) -> Any:
+    """A key as the protocol takes it; callers may give plain integers."""
+    return Key(word(key_hash), word(key_check))
+
+
+@triton.jit
+def descriptor_of(
+    kind: tl.int64,
+    d0: tl.int64,
+    d1: tl.int64,
+    d2: tl.int64,
+    d3: tl.int64,
+    d4: tl.int64,
+    d5: tl.int64,
+    d6: tl.int64,
+) -> Any:
+    """A descriptor as the protocol takes it; callers may give plain integers."""
+    return Descriptor(word(kind), word(d0), word(d1), word(d2), word(d3), word(d4), word(d5), word(d6))

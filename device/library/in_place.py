@@ -5,17 +5,18 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.library.arguments import is_copy, is_object, is_pin_line, is_table, is_time
+from nanokv.device.library.arguments import is_copy, is_object, is_pin_line, is_table, is_time, key_of
 from nanokv.device.library.launch import check_launch
 from nanokv.device.memory.triton import word
 from nanokv.device.protocol.get import lookup as protocol_lookup
-from nanokv.device.protocol.get import lookup_described as protocol_lookup_described
 from nanokv.device.protocol.get import validate as protocol_validate
 from nanokv.device.protocol.get import verify as protocol_verify
+from nanokv.device.protocol.host_calls import host_lookup
 from nanokv.device.protocol.lease import touch as protocol_touch
 from nanokv.device.protocol.pins import pin as protocol_pin
 from nanokv.device.protocol.pins import unpin as protocol_unpin
 from nanokv.device.protocol.status import INVALID, OK
+from nanokv.device.protocol.structs import Found
 from nanokv.device.segment.world_table import open_world
 
 
@@ -24,14 +25,10 @@ def lookup(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """Find a READY object. Returns (status, owner, slot, epoch, payload offset, bytes)."""
     check_launch()
     status = word(INVALID)
-    owner = word(0)
-    slot = word(0)
-    epoch = word(0)
-    payload = word(0)
-    nbytes = word(0)
+    found = Found(word(0), word(0), word(0), word(0), word(0))
     if is_table(world):
-        status, owner, slot, epoch, payload, nbytes = protocol_lookup(open_world(world), key_hash, key_check)
-    return status, owner, slot, epoch, payload, nbytes
+        status, found = protocol_lookup(open_world(world), key_of(key_hash, key_check))
+    return status, found.owner, found.slot, found.epoch, found.payload, found.nbytes
 
 
 @triton.jit
@@ -42,7 +39,7 @@ def lookup_described(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -
     status, owner, slot, epoch, payload, nbytes = word(INVALID), zero, zero, zero, zero, zero
     kind, d0, d1, d2, d3, d4, d5, d6 = zero, zero, zero, zero, zero, zero, zero, zero
     if is_table(world):
-        status, owner, slot, epoch, payload, nbytes, kind, d0, d1, d2, d3, d4, d5, d6 = protocol_lookup_described(
+        status, owner, slot, epoch, payload, nbytes, kind, d0, d1, d2, d3, d4, d5, d6 = host_lookup(
             open_world(world), key_hash, key_check
         )
     return status, owner, slot, epoch, payload, nbytes, kind, d0, d1, d2, d3, d4, d5, d6
@@ -73,7 +70,12 @@ def verify(
     check_launch()
     status = word(INVALID)
     if is_object(world, owner, slot) & is_copy(world, copy, nbytes):
-        status = protocol_verify(open_world(world), owner, slot, epoch, key_hash, key_check, copy, nbytes)
+        status = protocol_verify(
+            open_world(world),
+            Found(word(owner), word(slot), word(epoch), word(0), word(nbytes)),
+            key_of(key_hash, key_check),
+            copy,
+        )
     return status
 
 

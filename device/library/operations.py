@@ -5,7 +5,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.library.arguments import is_memory, is_segment, is_table, is_time
+from nanokv.device.library.arguments import descriptor_of, is_memory, is_segment, is_table, is_time, key_of
 from nanokv.device.library.launch import check_launch
 from nanokv.device.memory.triton import word
 from nanokv.device.protocol.get import get as protocol_get
@@ -42,7 +42,13 @@ def put(
     sleeps = word(0)
     if is_segment(world, owner) & is_memory(src, nbytes) & is_time(now):
         status, sleeps = protocol_put(
-            open_world(world), owner, key_hash, key_check, src, nbytes, now, kind, d0, d1, d2, d3, d4, d5, d6
+            open_world(world),
+            owner,
+            key_of(key_hash, key_check),
+            src,
+            nbytes,
+            now,
+            descriptor_of(kind, d0, d1, d2, d3, d4, d5, d6),
         )
     return status, sleeps
 
@@ -53,7 +59,7 @@ def get(world: tl.int64, key_hash: tl.int64, key_check: tl.int64, dst: tl.int64,
     check_launch()
     status = word(INVALID)
     if is_table(world) & is_memory(dst, room) & is_time(now):
-        status = protocol_get(open_world(world), key_hash, key_check, dst, room, now)
+        status = protocol_get(open_world(world), key_of(key_hash, key_check), dst, room, now)
     return status
 
 
@@ -64,5 +70,5 @@ def remove(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     status = word(INVALID)
     owner = word(0)
     if is_table(world):
-        status, owner = protocol_remove(open_world(world), key_hash, key_check)
+        status, owner = protocol_remove(open_world(world), key_of(key_hash, key_check))
     return status, owner

@@ -20,7 +20,7 @@ from nanokv.device.protocol.cooperative import sum_get_part as protocol_sum_get_
 from nanokv.device.protocol.cooperative import sum_put_part as protocol_sum_put_part
 from nanokv.device.protocol.status import INVALID, OK
 from nanokv.device.protocol.ticket import clear
-from nanokv.device.segment.world_table import open_world
+from nanokv.device.segment.world_table import open_world, segment
 
 
 @triton.jit
@@ -37,7 +37,8 @@ def begin_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, now: tl
     status = word(INVALID)
     payload = word(0)
     if is_table(world) & is_table(request) & is_table(ticket):  # a wrong `now` too is shared with the other CTAs
-        status, payload, _, _, _, _ = protocol_begin_put_part(open_world(world), request, ticket, word(MANY), word(now))
+        status, begun, seg = protocol_begin_put_part(open_world(world), request, ticket, word(MANY), word(now))
+        payload = seg + begun.payload
     return status, select(status == OK, payload, word(0))
 
 
@@ -58,8 +59,8 @@ def finish_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, parts:
     check_launch()
     status = word(INVALID)
     if is_table(world) & is_table(request) & is_table(ticket) & (word(parts) >= 1):
-        began, slot, epoch, phase, seg = put_answer(ticket)
-        status = protocol_finish_put_part(open_world(world), request, ticket, parts, began, slot, epoch, phase, seg)
+        began, begun, seg = put_answer(ticket)
+        status = protocol_finish_put_part(open_world(world), request, ticket, parts, began, begun, seg)
         clear_alone(ticket, parts)
     return status
 
@@ -71,8 +72,10 @@ def begin_get_part(world: tl.int64, request: tl.int64, ticket: tl.int64) -> Any:
     status = word(INVALID)
     payload = word(0)
     if is_table(world) & is_table(request) & is_table(ticket):
-        status, payload, _, _, _, _ = protocol_begin_get_part(open_world(world), request, ticket, word(MANY))
-    return status, payload
+        opened = open_world(world)
+        status, found, _ = protocol_begin_get_part(opened, request, ticket, word(MANY))
+        payload = segment(opened, found.owner) + found.payload
+    return status, select(status == OK, payload, word(0))
 
 
 @triton.jit
@@ -81,7 +84,7 @@ def sum_get_part(ticket: tl.int64, copy: tl.int64, nbytes: tl.int64, first: tl.i
     check_launch()
     status = word(INVALID)
     if is_table(ticket) & is_memory(copy, nbytes) & (word(first) >= 0):
-        _, _, _, _, flagged = get_answer(ticket)
+        _, flagged = get_answer(ticket)
         protocol_sum_get_part(ticket, flagged, copy, nbytes, first)
         status = word(OK)
     return status
@@ -93,9 +96,7 @@ def finish_get_part(world: tl.int64, request: tl.int64, ticket: tl.int64, parts:
     check_launch()
     status = word(INVALID)
     if is_table(world) & is_table(request) & is_table(ticket) & (word(parts) >= 1) & is_time(now):
-        found, slot, epoch, owner, flagged = get_answer(ticket)
-        status = protocol_finish_get_part(
-            open_world(world), request, ticket, parts, now, found, slot, epoch, owner, flagged
-        )
+        looked, found, flagged = get_answer(request, ticket)
+        status = protocol_finish_get_part(open_world(world), request, ticket, parts, now, looked, found, flagged)
         clear_alone(ticket, parts)
     return status

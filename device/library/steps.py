@@ -5,7 +5,17 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.library.arguments import is_flag, is_object, is_phase, is_place, is_segment, is_table, is_time
+from nanokv.device.library.arguments import (
+    descriptor_of,
+    is_flag,
+    is_object,
+    is_phase,
+    is_place,
+    is_segment,
+    is_table,
+    is_time,
+    key_of,
+)
 from nanokv.device.library.launch import check_launch
 from nanokv.device.memory.triton import word
 from nanokv.device.protocol.activity import leave as protocol_leave
@@ -17,6 +27,7 @@ from nanokv.device.protocol.put import begin as protocol_begin
 from nanokv.device.protocol.put import finish as protocol_finish
 from nanokv.device.protocol.put import seal_payload as protocol_seal_payload
 from nanokv.device.protocol.status import INVALID, OK
+from nanokv.device.protocol.structs import Begun
 from nanokv.device.segment.world_table import open_world, segment
 
 
@@ -33,15 +44,10 @@ def begin(
     """Begin an object of `nbytes` in the segment of `owner`. Returns (status, slot, epoch, payload offset, phase)."""
     check_launch()
     status = word(INVALID)
-    slot = word(-1)
-    epoch = word(0)
-    payload = word(0)
-    phase = word(0)
+    begun = Begun(word(-1), word(0), word(0), word(0))
     if is_segment(world, owner) & (word(nbytes) >= 0) & is_flag(flags) & is_time(now):
-        status, slot, epoch, payload, phase = protocol_begin(
-            open_world(world), owner, key_hash, key_check, nbytes, flags, now
-        )
-    return status, slot, epoch, payload, phase
+        status, begun = protocol_begin(open_world(world), owner, key_of(key_hash, key_check), nbytes, flags, now)
+    return status, begun.slot, begun.epoch, begun.payload, begun.phase
 
 
 @triton.jit
@@ -63,7 +69,12 @@ def describe(
     status = word(INVALID)
     if is_object(world, owner, slot):
         opened = open_world(world)
-        protocol_describe(opened, segment(opened, owner), slot, kind, d0, d1, d2, d3, d4, d5, d6)
+        protocol_describe(
+            opened,
+            segment(opened, owner),
+            slot,
+            descriptor_of(kind, d0, d1, d2, d3, d4, d5, d6),
+        )
         status = word(OK)
     return status
 
@@ -115,20 +126,10 @@ def seal_payload(
         protocol_seal_payload(
             open_world(world),
             owner,
-            key_hash,
-            key_check,
-            slot,
-            epoch,
-            payload,
+            key_of(key_hash, key_check),
+            Begun(word(slot), word(epoch), word(payload), word(0)),
             nbytes,
-            kind,
-            d0,
-            d1,
-            d2,
-            d3,
-            d4,
-            d5,
-            d6,
+            descriptor_of(kind, d0, d1, d2, d3, d4, d5, d6),
         )
         status = word(OK)
     return status
@@ -140,7 +141,7 @@ def finish(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, ph
     check_launch()
     status = word(INVALID)
     if is_object(world, owner, slot) & is_phase(phase):
-        status = protocol_finish(open_world(world), owner, slot, epoch, phase)
+        status = protocol_finish(open_world(world), owner, Begun(word(slot), word(epoch), word(0), word(phase)))
     return status
 
 

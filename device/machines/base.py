@@ -267,7 +267,7 @@ class Machine(ABC):
         return status
 
     def _wake_removed(self, owner: int, sleeps: int, copies: int) -> None:
-        """After `host_calls.remove_hinted`: wake the pollers of the segments in which something was removed."""
+        """After `host_calls.host_remove`: wake the pollers of the segments in which something was removed."""
         if copies:
             for rank in range(self.geometry.world_size):
                 self._wake(rank)

@@ -62,6 +62,8 @@ def function_digest(function: Any) -> bytes:
             value = raw.__globals__.get(name)
             if isinstance(value, tl.constexpr):
                 digest.update(repr(value.value).encode())
+            elif hasattr(value, "_fields"):
+                digest.update(repr(value._fields).encode())
             elif hasattr(value, "fn") and value.fn not in seen:
                 add(value.fn)
 

@@ -28,12 +28,11 @@ NativeFunction = Callable[..., Any]
 
 def native_function(
     function: Any,
-    arguments: int,
     *,
     vocabulary: Mapping[str, Any] | None = None,
     variant: str = "",
 ) -> NativeFunction:
-    """One device function of int64 arguments, compiled for this CPU and kept on disk.
+    """One device function of words, and of named tuples of words, compiled for this CPU and kept on disk.
 
     Args:
         vocabulary: another one than the CPU's needs a `variant` of its own, the name of its folder in the cache.
@@ -48,7 +47,7 @@ def native_function(
         if code is None:
             from nanokv.device.machines.native_compiler import CPU_VOCABULARY, Callee, compile_functions
 
-            functions = {raw.__name__: Callee(function, arguments)}
+            functions = {raw.__name__: Callee(function)}
             code = compile_functions(functions, _done.setdefault(variant, {}), vocabulary or CPU_VOCABULARY)
             file.keep(code)
         return code.load()[raw.__name__]
@@ -110,10 +109,7 @@ class CompiledEntries(dict[str, NativeFunction]):
         with compile_progress([entries[name].function for names in files.values() for name in names]):
             for file, names in files.items():
                 wanted = {name: entries[name] for name in names}
-                functions = {
-                    name: Callee(entry.function, entry.arguments, entry.objects, entry.whole)
-                    for name, entry in wanted.items()
-                }
+                functions = {name: Callee(entry.function, entry.objects, entry.whole) for name, entry in wanted.items()}
                 code = compile_functions(functions, _done.setdefault("", {}))
                 _file(file).keep(code)
                 self._add(file, code)

@@ -3,6 +3,7 @@
 Functions that several of them call are in it once, and nothing of numba: `native_library` loads it in 2 ms.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import numba
 from numba import int64
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
+from numba.core.types.containers import NamedUniTuple
 
 import nanokv.device.segment.native_world  # noqa: F401 - what protocol functions read of a world
 from nanokv.device.machines.native_library import ObjectCode, set_up
@@ -20,6 +22,7 @@ from nanokv.device.memory.native_copy import copy_out
 from nanokv.device.memory.retarget import retarget
 from nanokv.device.memory.triton import VOCABULARY
 from nanokv.device.protocol.get import read
+from nanokv.device.segment.world_table import World
 
 CPU_VOCABULARY: dict[str, Any] = {name: getattr(memory_native, name) for name in VOCABULARY}
 
@@ -32,7 +35,6 @@ class Callee(NamedTuple):
     """A device function that Python calls."""
 
     function: Any
-    arguments: int  #: their number: all int64
     objects: int = 0  #: see `add_python_call`
     whole: bool = False  #: see `add_whole_call`
 
@@ -65,9 +67,21 @@ def compile_functions(
 
 
 def _compiled(callee: Callee, vocabulary: Mapping[str, Any], done: dict[Any, Any]) -> Any:
-    dispatcher, signature = retargeted(callee.function, vocabulary, done), (int64,) * callee.arguments
+    dispatcher, signature = retargeted(callee.function, vocabulary, done), argument_types(callee.function)
     dispatcher.compile(signature)
     return dispatcher.overloads[signature]
+
+
+def argument_types(function: Any) -> tuple[Any, ...]:
+    """What a device function takes on a CPU: words, a world's address among them, and named tuples of words."""
+    kinds = function.fn.__annotations__
+    return tuple(_argument_type(kinds.get(name)) for name in inspect.signature(function.fn).parameters)
+
+
+def _argument_type(kind: Any) -> Any:
+    if kind is World or not hasattr(kind, "_fields"):
+        return int64
+    return NamedUniTuple(int64, len(kind._fields), kind)
 
 
 def retargeted(function: Any, vocabulary: Mapping[str, Any], done: dict[Any, Any]) -> Any:

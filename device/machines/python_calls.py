@@ -5,6 +5,8 @@ A function of objects gets their addresses, and has the lock until it releases i
 numba makes such calls too, but only a process that has imported numba can load them. These need nothing but Python.
 """
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from llvmlite import ir
@@ -24,7 +26,8 @@ def add_python_call(context: Any, module: Any, symbol: str, compiled: Any, *, ob
     Args:
         context: numba's target context.
         module: of LLVM, that is linked with the code of `compiled`.
-        compiled: numba's result of a compilation: the function answers with a word, a bool, several, or nothing.
+        compiled: numba's result of a compilation: the function takes words, and named tuples of words, which are as
+            many arguments. It answers with a word, a bool, several, or nothing.
         objects: so many arguments come first that are any objects, of which the function gets the addresses. It has the
             interpreter's lock, and says by its answer whether it failed: an error of Python that it left is dropped.
     """
@@ -33,10 +36,11 @@ def add_python_call(context: Any, module: Any, symbol: str, compiled: Any, *, ob
     builder = ir.IRBuilder(function.append_basic_block())
     python = context.get_python_api(builder)
     _, arguments, count = function.args
-    with builder.if_then(builder.icmp_signed("!=", count, count.type(len(kinds))), likely=False):
-        python.err_set_string(_exception(module, TypeError), f"{symbol} takes {len(kinds)} arguments")
+    wanted = sum(_words(kind) for kind in kinds)
+    with builder.if_then(builder.icmp_signed("!=", count, count.type(wanted)), likely=False):
+        python.err_set_string(_exception(module, TypeError), f"{symbol} takes {wanted} arguments")
         builder.ret(_OBJECT(None))
-    given = [builder.load(cgutils.gep(builder, arguments, i)) for i in range(len(kinds))]
+    given = [builder.load(cgutils.gep(builder, arguments, i)) for i in range(wanted)]
     words = [builder.ptrtoint(each, ir.IntType(64)) for each in given[:objects]]
     words += [python.long_as_longlong(each) for each in given[objects:]]
     with cgutils.if_unlikely(builder, cgutils.is_not_null(builder, python.err_occurred())):
@@ -44,7 +48,9 @@ def add_python_call(context: Any, module: Any, symbol: str, compiled: Any, *, ob
     native = context.declare_function(module, compiled.fndesc)
     lock = None if objects else python.save_thread()
     result = compiled.signature.return_type
-    status, value = context.call_conv.call_function(builder, native, result, kinds, words)
+    left = iter(words)
+    values = [_value(context, builder, kind, left) for kind in kinds]
+    status, value = context.call_conv.call_function(builder, native, result, kinds, values)
     if objects:
         python.err_clear()
     else:
@@ -76,6 +82,18 @@ def add_whole_call(context: Any, module: Any, symbol: str, compiled: Any) -> Non
     builder.ret(builder.inttoptr(answer, _OBJECT))
 
 
+def _words(kind: Any) -> int:
+    """How many words an argument is."""
+    return len(kind) if isinstance(kind, BaseTuple) else 1
+
+
+def _value(context: Any, builder: Any, kind: Any, words: Iterator[Any]) -> Any:
+    """The next argument, made of words."""
+    if not isinstance(kind, BaseTuple):
+        return next(words)
+    return context.make_tuple(builder, kind, list(islice(words, len(kind))))
+
+
 def _exception(module: Any, kind: type[Exception]) -> Any:
     name = f"nanokv_{kind.__name__}"
     assert name in EXCEPTIONS
@@ -87,10 +105,21 @@ def _answer(builder: Any, python: Any, kind: Any, value: Any) -> Any:
         return python.make_none()
     if not isinstance(kind, BaseTuple):
         return _word(python, kind, value)
-    answer = python.tuple_new(len(kind))
-    for i, each in enumerate(kind):
-        python.tuple_setitem(answer, i, _word(python, each, builder.extract_value(value, i)))
+    flat = list(_flat(builder, kind, value))
+    answer = python.tuple_new(len(flat))
+    for i, (each, its) in enumerate(flat):
+        python.tuple_setitem(answer, i, _word(python, each, its))
     return answer
+
+
+def _flat(builder: Any, kind: Any, value: Any) -> Iterator[tuple[Any, Any]]:
+    """The words of a tuple, and of the tuples in it: their kinds and values."""
+    for i, each in enumerate(kind):
+        its = builder.extract_value(value, i)
+        if isinstance(each, BaseTuple):
+            yield from _flat(builder, each, its)
+        else:
+            yield each, its
 
 
 def _word(python: Any, kind: Any, value: Any) -> Any:

@@ -23,6 +23,7 @@ from nanokv.device.protocol.directory import (
 from nanokv.device.protocol.put import extent_for
 from nanokv.device.protocol.ring import ring_slot
 from nanokv.device.protocol.shards import home_for, shard_at, shard_of
+from nanokv.device.protocol.structs import Key
 from nanokv.device.segment.layout import (
     ANN_HEAD,
     BUMP_PTR,
@@ -49,13 +50,13 @@ MOST_AHEAD = tl.constexpr(1024)  #: bytes of a payload: the processor follows by
 
 
 @triton.jit
-def foresee_key(world: World, key_hash: tl.int64, key_check: tl.int64, claims: tl.constexpr) -> None:
+def foresee_key(world: World, key: Key, claims: tl.constexpr) -> None:
     """Prefetch the buckets of a key, and its turnstile where it `claims` an entry."""
-    home = segment(world, home_of(world, key_check))
-    prefetch(candidate_at(world, home, key_hash, word(0)))
-    prefetch(candidate_at(world, home, key_hash, word(ENTRIES_PER_BUCKET)))
+    home = segment(world, home_of(world, key.check))
+    prefetch(candidate_at(world, home, key.hash, word(0)))
+    prefetch(candidate_at(world, home, key.hash, word(ENTRIES_PER_BUCKET)))
     if claims:
-        prefetch(turn_at(world, home, key_hash))
+        prefetch(turn_at(world, home, key.hash))
 
 
 @triton.jit
@@ -102,12 +103,12 @@ def foresee_put(world: World, owner: tl.int64, key_hash: tl.int64, nbytes: tl.in
 
 
 @triton.jit
-def foresee_get(world: World, key_hash: tl.int64, key_check: tl.int64) -> None:
+def foresee_get(world: World, key: Key) -> None:
     """Prefetch the header and the descriptor of the object that a key leads to, if it leads to one."""
-    home = segment(world, home_of(world, key_check))
-    tagged, _ = look(world, home, key_hash, key_check)
+    home = segment(world, home_of(world, key.check))
+    tagged, _ = look(world, home, key)
     if tagged != 0:
-        entry = load64(candidate_at(world, home, key_hash, first_place(tagged)), "relaxed")
+        entry = load64(candidate_at(world, home, key.hash, first_place(tagged)), "relaxed")
         if in_bounds(world, entry):
             seg, slot = segment(world, entry_owner(entry)), entry_header(entry)
             prefetch(header_at(world, seg, slot))

@@ -13,18 +13,13 @@ from nanokv.device.native.ahead import foresee_key, foresee_put
 from nanokv.device.native.clock import now_ns
 from nanokv.device.protocol.activity import leave
 from nanokv.device.protocol.get import get_described
+from nanokv.device.protocol.header import load_descriptor, raw_bytes
 from nanokv.device.protocol.put import begin_described, put
 from nanokv.device.protocol.status import INVALID, OK
+from nanokv.device.protocol.structs import Key
 from nanokv.device.segment.host_records import (
     SLEEPS,
     WHAT_BYTES,
-    WHAT_D0,
-    WHAT_D1,
-    WHAT_D2,
-    WHAT_D3,
-    WHAT_D4,
-    WHAT_D5,
-    WHAT_D6,
     WHAT_FORMAT,
 )
 from nanokv.device.segment.layout import FLAG_PLAN
@@ -32,30 +27,12 @@ from nanokv.device.segment.world_table import World, segment
 
 
 @triton.jit
-def put_now(
-    world: World, owner: tl.int64, key_hash: tl.int64, key_check: tl.int64, src: tl.int64, what: tl.int64
-) -> Any:
+def put_now(world: World, owner: tl.int64, key: Key, src: tl.int64, what: tl.int64) -> Any:
     """`put` of the bytes at `src`, of the size, dtype and shape at `what` (a WHAT record): the status, and SLEEPS."""
     nbytes = load64(what + WHAT_BYTES, "relaxed")
-    foresee_key(world, key_hash, key_check, True)
-    foresee_put(world, owner, key_hash, nbytes)
-    status, sleeps = put(
-        world,
-        owner,
-        key_hash,
-        key_check,
-        src,
-        nbytes,
-        now_ns(),
-        load64(what + WHAT_FORMAT, "relaxed"),
-        load64(what + WHAT_D0, "relaxed"),
-        load64(what + WHAT_D1, "relaxed"),
-        load64(what + WHAT_D2, "relaxed"),
-        load64(what + WHAT_D3, "relaxed"),
-        load64(what + WHAT_D4, "relaxed"),
-        load64(what + WHAT_D5, "relaxed"),
-        load64(what + WHAT_D6, "relaxed"),
-    )
+    foresee_key(world, key, True)
+    foresee_put(world, owner, key.hash, nbytes)
+    status, sleeps = put(world, owner, key, src, nbytes, now_ns(), load_descriptor(what + WHAT_FORMAT))
     return status + sleeps * SLEEPS
 
 
@@ -72,39 +49,22 @@ def is_in_segment(world: World, address: tl.int64, nbytes: tl.int64) -> Any:
 
 
 @triton.jit
-def get_now(world: World, key_hash: tl.int64, key_check: tl.int64, dst: tl.int64, what: tl.int64) -> Any:
+def get_now(world: World, key: Key, dst: tl.int64, what: tl.int64) -> Any:
     """`get_described` to `dst`, of the size, dtype and shape at `what` (a WHAT record); INVALID within a segment."""
     nbytes = load64(what + WHAT_BYTES, "relaxed")
     status = word(INVALID)
     if not is_in_segment(world, dst, nbytes):
-        status = get_described(
-            world,
-            key_hash,
-            key_check,
-            dst,
-            nbytes,
-            now_ns(),
-            load64(what + WHAT_FORMAT, "relaxed"),
-            load64(what + WHAT_D0, "relaxed"),
-            load64(what + WHAT_D1, "relaxed"),
-            load64(what + WHAT_D2, "relaxed"),
-            load64(what + WHAT_D3, "relaxed"),
-            load64(what + WHAT_D4, "relaxed"),
-            load64(what + WHAT_D5, "relaxed"),
-            load64(what + WHAT_D6, "relaxed"),
-        )
+        status = get_described(world, key, dst, nbytes, now_ns(), load_descriptor(what + WHAT_FORMAT))
     return status
 
 
 @triton.jit
-def plan_now(world: World, owner: tl.int64, key_hash: tl.int64, key_check: tl.int64, nbytes: tl.int64) -> Any:
+def plan_now(world: World, owner: tl.int64, key: Key, nbytes: tl.int64) -> Any:
     """`begin_described` of raw bytes that a kernel will write, and `leave`: no activity word counts that kernel.
 
     Returns (status, header slot, epoch, payload offset).
     """
-    status, slot, epoch, payload, phase = begin_described(
-        world, owner, key_hash, key_check, nbytes, FLAG_PLAN, now_ns(), 0, 0, 0, 0, 0, 0, 0, 0
-    )
+    status, begun = begin_described(world, owner, key, nbytes, FLAG_PLAN, now_ns(), raw_bytes())
     if status == OK:
-        leave(world, segment(world, owner), phase)
-    return status, slot, epoch, payload
+        leave(world, segment(world, owner), begun.phase)
+    return status, begun.slot, begun.epoch, begun.payload

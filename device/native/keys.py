@@ -25,6 +25,7 @@ from nanokv.device.native.python_objects import (
     utf8,
 )
 from nanokv.device.native.xxh3 import xxh3_128
+from nanokv.device.protocol.structs import Key
 from nanokv.device.segment.host_records import (
     H_BYTES_TYPE,
     H_DIGEST_TYPE,
@@ -64,32 +65,32 @@ def hashed_long(text: tl.int64, nbytes: tl.int64, hashing: tl.int64) -> Any:
 
 @triton.jit
 def hashed(text: tl.int64, nbytes: tl.int64, hashing: tl.int64) -> Any:
-    """The digest of a text: (True, key_hash, key_check), or False and zeros."""
+    """The digest of a text: (True, Key), or False and zeros."""
     known = True
     if nbytes <= H_TEXT_BYTES:
         copy_bytes(hashing + H_TEXT, text, nbytes)
         low, high = xxh3_128(hashing + H_PREFIX, nbytes + PREFIX_BYTES)
     else:
         known, low, high = hashed_long(text, nbytes, hashing)
-    return known, low, high & LOW32 | load64(hashing + H_UPPER, "relaxed")
+    return known, Key(low, high & LOW32 | load64(hashing + H_UPPER, "relaxed"))
 
 
 @triton.jit
 def digest_of(key: tl.int64, hashing: tl.int64) -> Any:
-    """The digest of a key: (True, key_hash, key_check); False and zeros for what `Hasher` must judge."""
+    """The digest of a key: (True, Key); False and zeros for what `Hasher` must judge."""
     kind = type_of(key)
     if kind == load64(hashing + H_STR_TYPE, "relaxed"):
         text = utf8(key, hashing + H_SIZE)
         if text == 0:  # it has surrogates
-            return False, word(0), word(0)
+            return False, Key(word(0), word(0))
         return hashed(text, load64(hashing + H_SIZE, "relaxed"), hashing)
     if kind == load64(hashing + H_DIGEST_TYPE, "relaxed"):
         low, check = int_of(item(key, word(0))), int_of(item(key, word(1)))
         if check >> TAG_SHIFT == load64(hashing + H_TAG, "relaxed"):
-            return True, low, check
+            return True, Key(low, check)
     elif kind == load64(hashing + H_BYTES_TYPE, "relaxed"):
         return hashed(bytes_at(key), size_of_bytes(key), hashing)
-    return False, word(0), word(0)
+    return False, Key(word(0), word(0))
 
 
 @triton.jit
@@ -102,9 +103,9 @@ def hash_each(keys: tl.int64, hashing: tl.int64, out: tl.int64) -> Any:
         key = list_item(keys, i)
         known = key != 0
         if known:
-            known, low, check = digest_of(key, hashing)
+            known, digest = digest_of(key, hashing)
         if known:
-            store64(out + 2 * i * WORD_BYTES, low, "relaxed")
-            store64(out + (2 * i + 1) * WORD_BYTES, check, "relaxed")
+            store64(out + 2 * i * WORD_BYTES, digest.hash, "relaxed")
+            store64(out + (2 * i + 1) * WORD_BYTES, digest.check, "relaxed")
             i += 1
     return i

@@ -10,9 +10,10 @@ from nanokv.device.native.ahead import foresee_key
 from nanokv.device.native.calls import get_now, put_now
 from nanokv.device.protocol.directory import find
 from nanokv.device.protocol.get import lookup
-from nanokv.device.protocol.host_calls import remove_hinted
+from nanokv.device.protocol.host_calls import host_remove
 from nanokv.device.protocol.lease import touch
 from nanokv.device.protocol.status import OK
+from nanokv.device.protocol.structs import Key
 from nanokv.device.segment.host_records import SLEEPS
 from nanokv.device.segment.layout import WORD_BYTES
 from nanokv.device.segment.world_table import World
@@ -22,9 +23,15 @@ AHEAD = tl.constexpr(8)  #: objects: their keys are seen so early
 
 
 @triton.jit
-def foresee(world: World, key: tl.int64, claims: tl.constexpr) -> None:
+def key_at(at: tl.int64) -> Any:
+    """The key at an address: two words."""
+    return Key(load64(at, "relaxed"), load64(at + WORD_BYTES, "relaxed"))
+
+
+@triton.jit
+def foresee(world: World, at: tl.int64, claims: tl.constexpr) -> None:
     """`foresee_key` of the key at an address."""
-    foresee_key(world, load64(key, "relaxed"), load64(key + WORD_BYTES, "relaxed"), claims)
+    foresee_key(world, key_at(at), claims)
 
 
 @triton.jit
@@ -32,10 +39,10 @@ def find_each(world: World, keys: tl.int64, count: tl.int64, out: tl.int64) -> A
     """`find` for `count` keys, two words each."""
     i = word(0)
     while i < count:
-        key = keys + i * KEY_BYTES
+        at = keys + i * KEY_BYTES
         if i + AHEAD < count:
-            foresee(world, key + AHEAD * KEY_BYTES, False)
-        status, _ = find(world, load64(key, "relaxed"), load64(key + WORD_BYTES, "relaxed"))
+            foresee(world, at + AHEAD * KEY_BYTES, False)
+        status, _ = find(world, key_at(at))
         store64(out + i * WORD_BYTES, status, "relaxed")
         i += 1
     return i
@@ -46,13 +53,12 @@ def use_each(world: World, keys: tl.int64, count: tl.int64, now: tl.int64, out: 
     """`lookup` for `count` keys, two words each, and `touch` of what is found."""
     i = word(0)
     while i < count:
-        key = keys + i * KEY_BYTES
+        at = keys + i * KEY_BYTES
         if i + AHEAD < count:
-            foresee(world, key + AHEAD * KEY_BYTES, False)
-        low, check = load64(key, "relaxed"), load64(key + WORD_BYTES, "relaxed")
-        status, owner, slot, epoch, _, _ = lookup(world, low, check)
+            foresee(world, at + AHEAD * KEY_BYTES, False)
+        status, found = lookup(world, key_at(at))
         if status == OK:
-            touch(world, owner, slot, epoch, now)
+            touch(world, found.owner, found.slot, found.epoch, now)
         store64(out + i * WORD_BYTES, status, "relaxed")
         i += 1
     return i
@@ -66,11 +72,11 @@ def put_each(
     i = word(0)
     status = word(0)
     while (i < count) & (status < SLEEPS):
-        key = keys + i * KEY_BYTES
+        at = keys + i * KEY_BYTES
         if i + AHEAD < count:
-            foresee(world, key + AHEAD * KEY_BYTES, True)
+            foresee(world, at + AHEAD * KEY_BYTES, True)
         owner, source = load64(owners + i * WORD_BYTES, "relaxed"), load64(sources + i * WORD_BYTES, "relaxed")
-        status = put_now(world, owner, load64(key, "relaxed"), load64(key + WORD_BYTES, "relaxed"), source, what)
+        status = put_now(world, owner, key_at(at), source, what)
         store64(out + i * WORD_BYTES, status, "relaxed")
         i += 1
     return i
@@ -81,10 +87,10 @@ def get_each(world: World, keys: tl.int64, targets: tl.int64, count: tl.int64, w
     """`get_now` to `count` addresses, of objects of one size, dtype and shape."""
     i = word(0)
     while i < count:
-        key, target = keys + i * KEY_BYTES, load64(targets + i * WORD_BYTES, "relaxed")
+        at, target = keys + i * KEY_BYTES, load64(targets + i * WORD_BYTES, "relaxed")
         if i + AHEAD < count:
-            foresee(world, key + AHEAD * KEY_BYTES, False)
-        status = get_now(world, load64(key, "relaxed"), load64(key + WORD_BYTES, "relaxed"), target, what)
+            foresee(world, at + AHEAD * KEY_BYTES, False)
+        status = get_now(world, key_at(at), target, what)
         store64(out + i * WORD_BYTES, status, "relaxed")
         i += 1
     return i
@@ -92,15 +98,15 @@ def get_each(world: World, keys: tl.int64, targets: tl.int64, count: tl.int64, w
 
 @triton.jit
 def remove_each(world: World, keys: tl.int64, count: tl.int64, out: tl.int64) -> Any:
-    """`remove` for `count` keys, until one finds a poller to be woken: (how many, `remove_hinted` of the last one)."""
+    """`remove` for `count` keys, until one finds a poller to be woken: (how many, `host_remove` of the last one)."""
     i = word(0)
     owner = word(0)
     sleeps = word(0)
     copies = word(0)
     while (i < count) & ((sleeps | copies) == 0):
-        key = keys + i * KEY_BYTES
-        low, check = load64(key, "relaxed"), load64(key + WORD_BYTES, "relaxed")
-        status, owner, sleeps, copies = remove_hinted(world, low, check)
+        at = keys + i * KEY_BYTES
+        key = key_at(at)
+        status, owner, sleeps, copies = host_remove(world, key.hash, key.check)
         store64(out + i * WORD_BYTES, status, "relaxed")
         i += 1
     return i, owner, sleeps, copies

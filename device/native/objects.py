@@ -48,10 +48,11 @@ from nanokv.device.native.python_objects import (
 from nanokv.device.native.tensors import described
 from nanokv.device.protocol.directory import find
 from nanokv.device.protocol.get import get_described, lookup, read
-from nanokv.device.protocol.header import descriptor
-from nanokv.device.protocol.host_calls import remove_hinted
+from nanokv.device.protocol.header import descriptor_of, load_descriptor, unlike
+from nanokv.device.protocol.host_calls import host_remove
 from nanokv.device.protocol.put import put
 from nanokv.device.protocol.status import DUPLICATE, FULL, MISS, NOT_READY, OK, SIZE, TORN
+from nanokv.device.protocol.structs import Key
 from nanokv.device.segment.host_records import (
     K_BYTES_RX,
     K_BYTES_TX,
@@ -98,7 +99,6 @@ from nanokv.device.segment.host_records import (
     K_WAKE,
     K_ZERO,
     NEW_BYTES,
-    NEW_DIMS,
     NEW_FORMAT,
     NEW_KINDS,
     NEW_LIKE,
@@ -251,22 +251,22 @@ def usual_put(
         return word(UNUSUAL), no, no
     since = started(calls, K_PUTS)
     world = of(calls, K_TABLE)
-    known, low, check = digest_of(key, of(calls, K_HASHING))
+    known, digest = digest_of(key, of(calls, K_HASHING))
     if not known:
         return word(UNUSUAL), no, no
-    foresee_key(world, low, check, True)
-    owner = chosen(calls, preferred, check)
+    foresee_key(world, digest, True)
+    owner = chosen(calls, preferred, digest.check)
     if owner == NOBODY:
         return word(UNUSUAL), no, no
-    src, nbytes, kind, d0, d1, d2, d3, d4, d5, d6 = described(tensor, of(calls, K_TENSOR))
+    src, nbytes, descriptor = described(tensor, of(calls, K_TENSOR))
     if (src == NOT_ALIKE) or (nbytes > of(calls, K_MOST)) or (not may_have(calls, owner, nbytes)):
         return word(UNUSUAL), no, no
-    at_hand = foresee_put(world, owner, low, nbytes)
+    at_hand = foresee_put(world, owner, digest.hash, nbytes)
     now = now_ns()
     lock = no
     if (nbytes > of(calls, K_HOLDS)) | (not at_hand):
         lock = release_lock()
-    status, sleeps = put(world, owner, low, check, src, nbytes, now, kind, d0, d1, d2, d3, d4, d5, d6)
+    status, sleeps = put(world, owner, digest, src, nbytes, now, descriptor)
     if lock != 0:
         take_lock(lock)
     if status == OK:
@@ -336,14 +336,14 @@ def get_into(calls: tl.int64, key: tl.int64, tensor: tl.int64) -> Any:
     """A get into a tensor of the caller, counted: a Status; or UNUSUAL, and nothing was done."""
     since = started(calls, K_GETS)
     world = of(calls, K_TABLE)
-    known, low, check = digest_of(key, of(calls, K_HASHING))
+    known, digest = digest_of(key, of(calls, K_HASHING))
     if not known:
         return word(UNUSUAL)
-    foresee_key(world, low, check, False)
-    dst, nbytes, kind, d0, d1, d2, d3, d4, d5, d6 = described(tensor, of(calls, K_TENSOR))
+    foresee_key(world, digest, False)
+    dst, nbytes, descriptor = described(tensor, of(calls, K_TENSOR))
     if (dst == NOT_ALIKE) or (nbytes > of(calls, K_MOST)) or (not is_outside(calls, world, dst, nbytes)):
         return word(UNUSUAL)
-    foresee_get(world, low, check)
+    foresee_get(world, digest)
     now = now_ns()
     lock = word(0)
     if nbytes > of(calls, K_HOLDS):
@@ -351,7 +351,7 @@ def get_into(calls: tl.int64, key: tl.int64, tensor: tl.int64) -> Any:
     status = word(TORN)
     tries = word(0)
     while (status == TORN) & (tries < TRIES):
-        status = get_described(world, low, check, dst, nbytes, now, kind, d0, d1, d2, d3, d4, d5, d6)
+        status = get_described(world, digest, dst, nbytes, now, descriptor)
         tries += 1
     if lock != 0:
         take_lock(lock)
@@ -374,17 +374,9 @@ def new_kind(kind: tl.int64, nbytes: tl.int64, d0: tl.int64, d1: tl.int64, d2: t
 @triton.jit
 def made_like(calls: tl.int64, nbytes: tl.int64, world: tl.int64, owner: tl.int64, slot: tl.int64) -> Any:
     """What a new tensor for the object in a header slot is made like, kept; 0 if no such one was made lately."""
-    kind, d0, d1, d2, d3, d4, d5, d6 = descriptor(world, segment(world, owner), slot)
-    kind = kind & LOW32
-    new = calls + K_NEW + new_kind(kind, nbytes, d0, d1, d2) * NEW_BYTES
-    differs = (load64(new + NEW_NBYTES, "relaxed") ^ nbytes) | (load64(new + NEW_FORMAT, "relaxed") ^ kind)
-    dims = new + NEW_DIMS
-    differs = differs | (load64(dims, "relaxed") ^ d0) | (load64(dims + 1 * WORD_BYTES, "relaxed") ^ d1)
-    differs = differs | (load64(dims + 2 * WORD_BYTES, "relaxed") ^ d2)
-    differs = differs | (load64(dims + 3 * WORD_BYTES, "relaxed") ^ d3)
-    differs = differs | (load64(dims + 4 * WORD_BYTES, "relaxed") ^ d4)
-    differs = differs | (load64(dims + 5 * WORD_BYTES, "relaxed") ^ d5)
-    differs = differs | (load64(dims + 6 * WORD_BYTES, "relaxed") ^ d6)
+    has = descriptor_of(world, segment(world, owner), slot)
+    new = calls + K_NEW + new_kind(has.kind & LOW32, nbytes, has.d0, has.d1, has.d2) * NEW_BYTES
+    differs = (load64(new + NEW_NBYTES, "relaxed") ^ nbytes) | unlike(has, load_descriptor(new + NEW_FORMAT))
     like = select(differs == 0, load64(new + NEW_LIKE, "relaxed"), word(0))
     if like != 0:
         keep(like)
@@ -397,7 +389,7 @@ def new_tensor(calls: tl.int64, like: tl.int64, wanted: tl.int64) -> Any:
     made = call_with(of(calls, K_EMPTY_LIKE), like)
     dst = word(NOT_ALIKE)
     if made != 0:
-        dst, nbytes, _, _, _, _, _, _, _, _ = described(made, of(calls, K_TENSOR))
+        dst, nbytes, _ = described(made, of(calls, K_TENSOR))
         if (dst == NOT_ALIKE) | (nbytes != wanted):
             drop(made)
             made = word(0)
@@ -405,26 +397,24 @@ def new_tensor(calls: tl.int64, like: tl.int64, wanted: tl.int64) -> Any:
 
 
 @triton.jit
-def read_alike(
-    calls: tl.int64, like: tl.int64, key_hash: tl.int64, key_check: tl.int64, dst: tl.int64, nbytes: tl.int64
-) -> Any:
+def read_alike(calls: tl.int64, like: tl.int64, key: Key, dst: tl.int64, nbytes: tl.int64) -> Any:
     """Read an object of the dtype and shape of `like` to `dst`: a Status; UNUSUAL if it is of another kind by now."""
     world = of(calls, K_TABLE)
     status = word(TORN)
     tries = word(0)
     while (status == TORN) & (tries < TRIES):
         tries += 1
-        status, owner, slot, epoch, payload, there = lookup(world, key_hash, key_check)
+        status, found = lookup(world, key)
         if status == OK:
-            alike = made_like(calls, there, world, owner, slot)
+            alike = made_like(calls, found.nbytes, world, found.owner, found.slot)
             if alike != 0:
                 drop(alike)
             status = word(UNUSUAL)
-            if alike == like:
+            if (alike == like) & (found.nbytes == nbytes):
                 lock = word(0)
                 if nbytes > of(calls, K_HOLDS):
                     lock = release_lock()
-                status = read(world, owner, slot, epoch, key_hash, key_check, payload, nbytes, dst, now_ns())
+                status = read(world, found, key, dst, now_ns())
                 if lock != 0:
                     take_lock(lock)
     return select(status == TORN, word(MISS), status)
@@ -435,23 +425,23 @@ def get_new(calls: tl.int64, key: tl.int64) -> Any:
     """A get into a new tensor, counted: (Status, the tensor or 0); or UNUSUAL, and nothing was done."""
     since = started(calls, K_GETS)
     world = of(calls, K_TABLE)
-    known, low, check = digest_of(key, of(calls, K_HASHING))
+    known, digest = digest_of(key, of(calls, K_HASHING))
     if not known:
         return word(UNUSUAL), word(0)
-    status, owner, slot, _, _, nbytes = lookup(world, low, check)
+    status, found = lookup(world, digest)
     made = word(0)
     if status == OK:
         like = word(0)
-        if nbytes <= of(calls, K_MOST):
-            like = made_like(calls, nbytes, world, owner, slot)
+        if found.nbytes <= of(calls, K_MOST):
+            like = made_like(calls, found.nbytes, world, found.owner, found.slot)
         status = word(UNUSUAL)
         if like != 0:  # held to the end, so that no other tensor has its address
-            made, dst = new_tensor(calls, like, nbytes)
+            made, dst = new_tensor(calls, like, found.nbytes)
             if made != 0:
-                status = read_alike(calls, like, low, check, dst, nbytes)
+                status = read_alike(calls, like, digest, dst, found.nbytes)
             drop(like)
     if status != UNUSUAL:
-        count_get(calls, status, nbytes, since)
+        count_get(calls, status, found.nbytes, since)
     if (status != OK) & (made != 0):
         drop(made)
         made = word(0)
@@ -494,9 +484,9 @@ def exists_call(me: tl.int64, args: tl.int64, count: tl.int64, names: tl.int64) 
     """exists(key) -> bool."""
     calls = int_of(item(me, word(0)))
     if (count == 1) & (names == 0):
-        known, low, check = digest_of(argument(args, word(0)), of(calls, K_HASHING))
+        known, digest = digest_of(argument(args, word(0)), of(calls, K_HASHING))
         if known:
-            status, _ = find(of(calls, K_TABLE), low, check)
+            status, _ = find(of(calls, K_TABLE), digest)
             answer = select(status == OK, of(calls, K_TRUE), of(calls, K_FALSE))
             keep(answer)
             return answer
@@ -509,9 +499,9 @@ def remove_call(me: tl.int64, args: tl.int64, count: tl.int64, names: tl.int64) 
     calls = int_of(item(me, word(0)))
     if (count == 1) & (names == 0):
         key = argument(args, word(0))
-        known, low, check = digest_of(key, of(calls, K_HASHING))
+        known, digest = digest_of(key, of(calls, K_HASHING))
         if known:
-            status, owner, sleeps, copies = remove_hinted(of(calls, K_TABLE), low, check)
+            status, owner, sleeps, copies = host_remove(of(calls, K_TABLE), digest.hash, digest.check)
             rank = select(copies != 0, word(0), owner)
             end = select(copies != 0, of(calls, K_RANKS), select(sleeps != 0, owner + 1, owner))
             while rank < end:
@@ -536,15 +526,15 @@ def take_call(me: tl.int64, args: tl.int64, count: tl.int64, names: tl.int64) ->
     if (count == 3) & (names == 0):
         world = of(calls, K_TABLE)
         dst, room = argument(args, word(1)), argument(args, word(2))
-        known, low, check = digest_of(argument(args, word(0)), of(calls, K_HASHING))
+        known, digest = digest_of(argument(args, word(0)), of(calls, K_HASHING))
         if known & (type_of(dst) == of(calls, K_INT_TYPE)) & (type_of(room) == of(calls, K_INT_TYPE)):
             dst, room = int_of(dst), int_of(room)
             taken = word(NOT_TAKEN)
             lock = release_lock()
-            status, owner, slot, epoch, payload, nbytes = lookup(world, low, check)
-            if (status == OK) & (nbytes <= room):
-                if read(world, owner, slot, epoch, low, check, payload, nbytes, dst, now_ns()) == OK:
-                    taken = nbytes
+            status, found = lookup(world, digest)
+            if (status == OK) & (found.nbytes <= room):
+                if read(world, found, digest, dst, now_ns()) == OK:
+                    taken = found.nbytes
             take_lock(lock)
             return new_int(taken)
     return left(calls, K_TAKE, args, count, names)

@@ -16,6 +16,8 @@ from numba.extending import intrinsic
 
 from nanokv.device.memory.triton import load64, select, store64, word
 from nanokv.device.native.python_objects import list_item, size_of_list, type_of
+from nanokv.device.protocol.header import load_descriptor, raw_bytes, store_descriptor, unlike
+from nanokv.device.protocol.structs import Descriptor
 from nanokv.device.segment.host_records import (
     DTYPE_BYTES_SHIFT,
     DTYPE_CONJUGATED,
@@ -35,13 +37,6 @@ from nanokv.device.segment.host_records import (
     T_STRIDES,
     T_TYPE,
     WHAT_BYTES,
-    WHAT_D0,
-    WHAT_D1,
-    WHAT_D2,
-    WHAT_D3,
-    WHAT_D4,
-    WHAT_D5,
-    WHAT_D6,
     WHAT_FORMAT,
 )
 from nanokv.device.segment.layout import DTYPE_MASK, MAX_DIMS, NDIM_SHIFT, WORD_BYTES
@@ -95,22 +90,21 @@ def dimension(at: tl.int64, i: tl.int64, ndim: tl.int64) -> Any:
 
 @triton.jit
 def described(tensor: tl.int64, record: tl.int64) -> Any:
-    """What a tensor is, by a TENSOR record: (address, bytes, FORMAT bits, seven dimensions).
+    """What a tensor is, by a TENSOR record: (address, bytes, Descriptor).
 
     The address is NOT_ALIKE where the values are not the bytes in host memory, in order, of a dtype that can be stored;
     or torch cannot say, or it may have no memory of its own. No other thread runs meanwhile.
     """
-    no = word(0)
     none = word(NOT_ALIKE)
     if type_of(tensor) != load64(record + T_TYPE, "relaxed"):
-        return none, no, no, no, no, no, no, no, no, no
+        return none, word(0), raw_bytes()
     if fill(load64(record + T_FUNCTION, "relaxed"), tensor, record) != 0:
-        return none, no, no, no, no, no, no, no, no, no
+        return none, word(0), raw_bytes()
     kind = load64(record + T_KIND, "relaxed")
     ndim = kind & 0xFFFFFFFF
     dtype = dtype_word(kind, record)
     if (dtype == 0) | (load64(record + T_DEVICE, "relaxed") != HOST) | (ndim > MOST_DIMS):
-        return none, no, no, no, no, no, no, no, no, no
+        return none, word(0), raw_bytes()
     dims, strides = load64(record + T_DIMS, "relaxed"), load64(record + T_STRIDES, "relaxed")
     address = load64(record + T_DATA, "relaxed") + load64(record + T_OFFSET, "relaxed")
     i = ndim - 1
@@ -119,37 +113,36 @@ def described(tensor: tl.int64, record: tl.int64) -> Any:
         here = load64(dims + i * WORD_BYTES, "relaxed")
         dense = (here == 1) | (load64(strides + i * WORD_BYTES, "relaxed") == items)
         if (not dense) | (here > LONGEST) | (items > LONGEST):
-            return none, no, no, no, no, no, no, no, no, no
+            return none, word(0), raw_bytes()
         items = items * here
         i -= 1
     if (address < LOWEST) & (items != 0):
-        return none, no, no, no, no, no, no, no, no, no
-    d0, d1, d2 = dimension(dims, word(0), ndim), dimension(dims, word(1), ndim), dimension(dims, word(2), ndim)
-    d3, d4, d5 = dimension(dims, word(3), ndim), dimension(dims, word(4), ndim), dimension(dims, word(5), ndim)
-    d6 = dimension(dims, word(6), ndim)
+        return none, word(0), raw_bytes()
+    descriptor = Descriptor(
+        (dtype & DTYPE_MASK) | (ndim << NDIM_SHIFT),
+        dimension(dims, word(0), ndim),
+        dimension(dims, word(1), ndim),
+        dimension(dims, word(2), ndim),
+        dimension(dims, word(3), ndim),
+        dimension(dims, word(4), ndim),
+        dimension(dims, word(5), ndim),
+        dimension(dims, word(6), ndim),
+    )
     if (dtype & DTYPE_NEGATED) != 0:
         if is_lazy(load64(record + T_IS_NEG, "relaxed"), tensor + load64(record + T_REFERENCE, "relaxed")) != 0:
             address = none
     if (dtype & DTYPE_CONJUGATED) != 0:
         if is_lazy(load64(record + T_IS_CONJ, "relaxed"), tensor + load64(record + T_REFERENCE, "relaxed")) != 0:
             address = none
-    nbytes = items * ((dtype >> DTYPE_BYTES_SHIFT) & DTYPE_MASK)
-    return address, nbytes, (dtype & DTYPE_MASK) | (ndim << NDIM_SHIFT), d0, d1, d2, d3, d4, d5, d6
+    return address, items * ((dtype >> DTYPE_BYTES_SHIFT) & DTYPE_MASK), descriptor
 
 
 @triton.jit
 def look(tensor: tl.int64, record: tl.int64, what: tl.int64) -> Any:
     """`described`, with size, dtype and shape left in a WHAT record: the address, or NOT_ALIKE."""
-    address, nbytes, kind, d0, d1, d2, d3, d4, d5, d6 = described(tensor, record)
+    address, nbytes, descriptor = described(tensor, record)
     store64(what + WHAT_BYTES, nbytes, "relaxed")
-    store64(what + WHAT_FORMAT, kind, "relaxed")
-    store64(what + WHAT_D0, d0, "relaxed")
-    store64(what + WHAT_D1, d1, "relaxed")
-    store64(what + WHAT_D2, d2, "relaxed")
-    store64(what + WHAT_D3, d3, "relaxed")
-    store64(what + WHAT_D4, d4, "relaxed")
-    store64(what + WHAT_D5, d5, "relaxed")
-    store64(what + WHAT_D6, d6, "relaxed")
+    store_descriptor(what + WHAT_FORMAT, descriptor)
     return address
 
 
@@ -170,14 +163,9 @@ def look_each(tensors: tl.int64, record: tl.int64, what: tl.int64, out: tl.int64
             if i == 0:
                 address = look(tensor, record, what)
             else:
-                address, nbytes, kind, d0, d1, d2, d3, d4, d5, d6 = described(tensor, record)
-                differs = (load64(what + WHAT_BYTES, "relaxed") ^ nbytes) | (
-                    load64(what + WHAT_FORMAT, "relaxed") ^ kind
-                )
-                differs = differs | (load64(what + WHAT_D0, "relaxed") ^ d0) | (load64(what + WHAT_D1, "relaxed") ^ d1)
-                differs = differs | (load64(what + WHAT_D2, "relaxed") ^ d2) | (load64(what + WHAT_D3, "relaxed") ^ d3)
-                differs = differs | (load64(what + WHAT_D4, "relaxed") ^ d4) | (load64(what + WHAT_D5, "relaxed") ^ d5)
-                if (differs | (load64(what + WHAT_D6, "relaxed") ^ d6)) != 0:
+                address, nbytes, descriptor = described(tensor, record)
+                differs = load64(what + WHAT_BYTES, "relaxed") ^ nbytes
+                if (differs | unlike(load_descriptor(what + WHAT_FORMAT), descriptor)) != 0:
                     address = word(NOT_ALIKE)
             alike = address != NOT_ALIKE
         if alike:

@@ -18,6 +18,7 @@ from nanokv.device.native.clock import monotonic_ns, nap
 from nanokv.device.native.futex import relax, set_flag, sleep_while_set
 from nanokv.device.protocol.directory import find
 from nanokv.device.protocol.status import OK
+from nanokv.device.protocol.structs import Key
 from nanokv.device.segment.layout import ANN_ASLEEP
 from nanokv.device.segment.world_table import World, segment
 
@@ -35,33 +36,23 @@ def ask_for_a_ring(world: World, bell: tl.int64) -> None:
 
 
 @triton.jit
-def sleep_for_hint(
-    world: World, key_hash: tl.int64, key_check: tl.int64, bell: tl.int64, number: tl.int64, end: tl.int64
-) -> Any:
+def sleep_for_hint(world: World, key: Key, bell: tl.int64, number: tl.int64, end: tl.int64) -> Any:
     """Sleep until a hint is left in any segment, unless the object is READY. Returns its status then."""
     ask_for_a_ring(world, bell)
-    status, _ = find(world, key_hash, key_check)
+    status, _ = find(world, key)
     left = end - monotonic_ns()
     if (status != OK) & (left > 0):
         sleep_while_set(number, bell, left)
-        status, _ = find(world, key_hash, key_check)
+        status, _ = find(world, key)
         left = end - monotonic_ns()
         if (status != OK) & (left > 0):
             nap(select(left < FRUITLESS, left, word(FRUITLESS)))
-            status, _ = find(world, key_hash, key_check)
+            status, _ = find(world, key)
     return status
 
 
 @triton.jit
-def await_ready(
-    world: World,
-    key_hash: tl.int64,
-    key_check: tl.int64,
-    bell: tl.int64,
-    number: tl.int64,
-    spin: tl.int64,
-    time: tl.int64,
-) -> Any:
+def await_ready(world: World, key: Key, bell: tl.int64, number: tl.int64, spin: tl.int64, time: tl.int64) -> Any:
     """Wait until an object is READY: its status, which is another one after `time` ns.
 
     Args:
@@ -70,14 +61,14 @@ def await_ready(
         spin: ns of looking before the first sleep.
         time: ns, less than a second.
     """
-    status, _ = find(world, key_hash, key_check)
+    status, _ = find(world, key)
     now = monotonic_ns()
     sleeps, end = now + spin, now + time
     while (status != OK) & (now < end):
         if now < sleeps:
             relax()
-            status, _ = find(world, key_hash, key_check)
+            status, _ = find(world, key)
         else:
-            status = sleep_for_hint(world, key_hash, key_check, bell, number, end)
+            status = sleep_for_hint(world, key, bell, number, end)
         now = monotonic_ns()
     return status

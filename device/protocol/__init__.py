@@ -1,6 +1,7 @@
 """The protocol: the operations of a rank on a segment, written once, in Triton. Read in this order:
 
 status       the answers of operations
+structs      keys, descriptors, begun puts and found objects: each is one argument
 freelist     lock-free stacks of extents and of header slots
 shards       many such lists side by side, and the order in which a producer asks them
 splitting    the count of producers that split a free extent
@@ -32,7 +33,7 @@ replicate    copies of an object in other segments
 put_copied   a put with copies
 reclaim      steps of the owner's host: quarantine, audit, taking the free extents
 host_alloc   v1: steps of the master and its producers on headers
-host_calls   the functions above as a host calls them
+host_calls   the functions above as a host calls them, of words
 layouts      the table of layouts: which identities have put objects into a segment
 request      the objects that a launch puts or gets, as a table in device memory
 ticket       many CTAs work on one object: which of them begins it, and which ends it

@@ -26,7 +26,8 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import checksum_bytes, load64, mixed, store64
-from nanokv.device.protocol.header import descriptor
+from nanokv.device.protocol.header import descriptor_of
+from nanokv.device.protocol.structs import Descriptor, Key
 from nanokv.device.segment.layout import (
     CHECKSUM_MASK,
     CHECKSUM_SHIFT,
@@ -52,43 +53,18 @@ def has_checksum(header: tl.int64) -> Any:
 
 
 @triton.jit
-def checksum(
-    key_hash: tl.int64,
-    key_check: tl.int64,
-    nbytes: tl.int64,
-    payload_sum: tl.int64,
-    kind: tl.int64,
-    d0: tl.int64,
-    d1: tl.int64,
-    d2: tl.int64,
-    d3: tl.int64,
-    d4: tl.int64,
-    d5: tl.int64,
-    d6: tl.int64,
-) -> Any:
+def checksum(key: Key, nbytes: tl.int64, payload_sum: tl.int64, descriptor: Descriptor) -> Any:
     """The checksum of a key, a size, the sum over the payload (`memory.checksum_bytes`), and a descriptor: 32 bits."""
-    whole = payload_sum ^ mixed(key_hash, -1) ^ mixed(key_check, -2) ^ mixed(nbytes, -3) ^ mixed(kind & LOW32, -4)
-    whole = whole ^ mixed(d0, -5) ^ mixed(d1, -6) ^ mixed(d2, -7) ^ mixed(d3, -8) ^ mixed(d4, -9) ^ mixed(d5, -10)
-    return mixed(whole ^ mixed(d6, -11), 0) & CHECKSUM_MASK
+    of = descriptor
+    whole = payload_sum ^ mixed(key.hash, -1) ^ mixed(key.check, -2) ^ mixed(nbytes, -3) ^ mixed(of.kind & LOW32, -4)
+    whole = whole ^ mixed(of.d0, -5) ^ mixed(of.d1, -6) ^ mixed(of.d2, -7) ^ mixed(of.d3, -8) ^ mixed(of.d4, -9)
+    return mixed(whole ^ mixed(of.d5, -10) ^ mixed(of.d6, -11), 0) & CHECKSUM_MASK
 
 
 @triton.jit
-def stored_checksum(
-    key_hash: tl.int64,
-    key_check: tl.int64,
-    nbytes: tl.int64,
-    address: tl.int64,
-    kind: tl.int64,
-    d0: tl.int64,
-    d1: tl.int64,
-    d2: tl.int64,
-    d3: tl.int64,
-    d4: tl.int64,
-    d5: tl.int64,
-    d6: tl.int64,
-) -> Any:
+def stored_checksum(key: Key, nbytes: tl.int64, address: tl.int64, descriptor: Descriptor) -> Any:
     """The checksum of `nbytes` at an address under a key and a descriptor: for a host that looks from outside."""
-    return checksum(key_hash, key_check, nbytes, checksum_bytes(address, nbytes, 0), kind, d0, d1, d2, d3, d4, d5, d6)
+    return checksum(key, nbytes, checksum_bytes(address, nbytes, 0), descriptor)
 
 
 @triton.jit
@@ -96,23 +72,15 @@ def seal(
     world: World,
     seg: tl.int64,
     slot: tl.int64,
-    key_hash: tl.int64,
-    key_check: tl.int64,
+    key: Key,
     nbytes: tl.int64,
     payload_sum: tl.int64,
-    kind: tl.int64,
-    d0: tl.int64,
-    d1: tl.int64,
-    d2: tl.int64,
-    d3: tl.int64,
-    d4: tl.int64,
-    d5: tl.int64,
-    d6: tl.int64,
+    descriptor: Descriptor,
 ) -> None:
     """Give a checksum to an object that is WRITING. It is made only of the caller's words: nothing is read back."""
-    value = checksum(key_hash, key_check, nbytes, payload_sum, kind, d0, d1, d2, d3, d4, d5, d6)
+    value = checksum(key, nbytes, payload_sum, descriptor)
     form = descriptor_at(world, seg, slot) + D_FORMAT
-    store64(form, (kind & LOW32) | (value << CHECKSUM_SHIFT), "relaxed")
+    store64(form, (descriptor.kind & LOW32) | (value << CHECKSUM_SHIFT), "relaxed")
     header = header_at(world, seg, slot)
     flags = load64(header + H_FLAGS, "acquire")  # acquire: as in `has_checksum`
     store64(header + H_FLAGS, flags | FLAG_CHECKSUM, "relaxed")
@@ -120,14 +88,7 @@ def seal(
 
 @triton.jit
 def is_right(
-    world: World,
-    seg: tl.int64,
-    slot: tl.int64,
-    key_hash: tl.int64,
-    key_check: tl.int64,
-    nbytes: tl.int64,
-    flagged: tl.int64,
-    payload_sum: tl.int64,
+    world: World, seg: tl.int64, slot: tl.int64, key: Key, nbytes: tl.int64, flagged: tl.int64, payload_sum: tl.int64
 ) -> Any:
     """True if the checksum of a copy is right, or if there is none and this rank does not insist. Validate afterwards.
 
@@ -135,7 +96,7 @@ def is_right(
     """
     right = not wanted(world)
     if flagged:
-        kind, d0, d1, d2, d3, d4, d5, d6 = descriptor(world, seg, slot)
-        value = checksum(key_hash, key_check, nbytes, payload_sum, kind, d0, d1, d2, d3, d4, d5, d6)
-        right = ((kind >> CHECKSUM_SHIFT) & CHECKSUM_MASK) == value
+        descriptor = descriptor_of(world, seg, slot)
+        value = checksum(key, nbytes, payload_sum, descriptor)
+        right = ((descriptor.kind >> CHECKSUM_SHIFT) & CHECKSUM_MASK) == value
     return right

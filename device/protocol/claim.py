@@ -48,6 +48,7 @@ from nanokv.device.protocol.directory import (
 )
 from nanokv.device.protocol.header import epoch_of, kill, state_word
 from nanokv.device.protocol.status import DUPLICATE, NO_ENTRY, NOT_READY, OK
+from nanokv.device.protocol.structs import Key
 from nanokv.device.segment.layout import (
     CANDIDATES,
     ENTRIES_PER_BUCKET,
@@ -80,7 +81,7 @@ def roomiest(empty: tl.int64) -> Any:
 
 
 @triton.jit(noinline=True)
-def is_taken(table: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, tagged: tl.int64) -> Any:
+def is_taken(table: tl.int64, seg: tl.int64, key: Key, tagged: tl.int64) -> Any:
     """True if one of the entries at the places `tagged` leads to an object of this key, or to one that is being put.
 
     A copy that is being made is neither.
@@ -88,18 +89,16 @@ def is_taken(table: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.i
     world = open_world(table)
     taken = tagged != tagged
     while tagged != 0:
-        seen = load64(candidate_at(world, seg, key_hash, first_place(tagged)), "relaxed")
-        if is_sure(seen, key_check):
-            answer, _ = judge(world, seen, key_hash, key_check)
+        seen = load64(candidate_at(world, seg, key.hash, first_place(tagged)), "relaxed")
+        if is_sure(seen, key.check):
+            answer, _ = judge(world, seen, key)
             taken = taken | (answer == OK) | ((answer == NOT_READY) & (not is_copy(seen)))
         tagged = tagged & (tagged - 1)
     return taken
 
 
 @triton.jit
-def survey(
-    world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, tagged: tl.int64, empty: tl.int64
-) -> Any:
+def survey(world: World, seg: tl.int64, key: Key, tagged: tl.int64, empty: tl.int64) -> Any:
     """Choose a place for a new entry of a key, after a `look`, which may be old: no place is taken by it.
 
     Returns (status, place): OK, DUPLICATE, or NO_ENTRY and -1.
@@ -107,15 +106,13 @@ def survey(
     at = roomiest(empty)
     status = select(at >= 0, word(OK), word(NO_ENTRY))
     if tagged != 0:
-        if is_taken(world.table, seg, key_hash, key_check, tagged):
+        if is_taken(world.table, seg, key, tagged):
             status = word(DUPLICATE)
     return status, at
 
 
 @triton.jit
-def place(
-    world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, start: tl.int64, entry: tl.int64
-) -> Any:
+def place(world: World, seg: tl.int64, key: Key, start: tl.int64, entry: tl.int64) -> Any:
     """Write a TENTATIVE entry, at the place `start` if it is empty still. Returns (status, place): OK or NO_ENTRY."""
     status = word(OK)
     at = word(-1)
@@ -123,7 +120,7 @@ def place(
     while (status == OK) & (at < 0):
         here = (start + i) & (CANDIDATES - 1)
         # relaxed: the turnstile orders the entry before the look
-        if cas64(candidate_at(world, seg, key_hash, here), 0, entry, "relaxed") == 0:
+        if cas64(candidate_at(world, seg, key.hash, here), 0, entry, "relaxed") == 0:
             at = here
         i += 1
         status = select((at < 0) & (i == CANDIDATES), word(NO_ENTRY), status)
@@ -131,40 +128,38 @@ def place(
 
 
 @triton.jit
-def settle(world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, mine: tl.int64, i: tl.int64) -> Any:
+def settle(world: World, seg: tl.int64, key: Key, mine: tl.int64, i: tl.int64) -> Any:
     """Settle with the i-th entry; the caller's own is at the place `mine`. True if the caller's own may stay."""
-    entry_at = candidate_at(world, seg, key_hash, i)
+    entry_at = candidate_at(world, seg, key.hash, i)
     stays = i == i
     seen = load64(entry_at, "relaxed")
-    look = has_tag(seen, key_check)
+    look = has_tag(seen, key.check)
     tries = word(0)
     while look & (tries < CANDIDATES):
-        answer, _ = judge(world, seen, key_hash, key_check)
+        answer, _ = judge(world, seen, key)
         live = (answer == OK) | ((answer == NOT_READY) & (not is_copy(seen)))
-        final = is_sure(seen, key_check)
+        final = is_sure(seen, key.check)
         look = live & (not final) & (mine < i)
         stays = (not live) | look
         if look:
             got = cas64(entry_at, seen, 0, "relaxed")  # relaxed: the word itself decides
-            look = (got != seen) & has_tag(got, key_check)
+            look = (got != seen) & has_tag(got, key.check)
             seen = got
         tries += 1
     return stays & (not look)
 
 
 @triton.jit(noinline=True)
-def prevails(
-    table: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, mine: tl.int64, others: tl.int64
-) -> Any:
+def prevails(table: tl.int64, seg: tl.int64, key: Key, mine: tl.int64, others: tl.int64) -> Any:
     """Settle with the entries at the places `others`. True if the caller's own may stay."""
     world = open_world(table)
     stays = mine == mine
     left = others
     while (left != 0) & stays:
-        stays = settle(world, seg, key_hash, key_check, mine, first_place(left))
+        stays = settle(world, seg, key, mine, first_place(left))
         left = left & (left - 1)
     while (others != 0) & stays:
-        stays = has_no_copy(world, seg, key_hash, key_check, first_place(others))
+        stays = has_no_copy(world, seg, key, first_place(others))
         others = others & (others - 1)
     return stays
 
@@ -181,12 +176,12 @@ def stop_copy(world: World, entry: tl.int64, state: tl.int64) -> Any:
 
 
 @triton.jit
-def has_no_copy(world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, i: tl.int64) -> Any:
+def has_no_copy(world: World, seg: tl.int64, key: Key, i: tl.int64) -> Any:
     """Give up, for a producer, the copy that the i-th entry leads to. False if it is READY."""
-    entry = load64(candidate_at(world, seg, key_hash, i), "relaxed")
+    entry = load64(candidate_at(world, seg, key.hash, i), "relaxed")
     gone = i == i
-    if is_copy(entry) & has_tag(entry, key_check):
-        answer, state = judge(world, entry, key_hash, key_check)
+    if is_copy(entry) & has_tag(entry, key.check):
+        answer, state = judge(world, entry, key)
         gone = answer != OK
         if answer == NOT_READY:
             gone = stop_copy(world, entry, state)
@@ -194,42 +189,33 @@ def has_no_copy(world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.i
 
 
 @triton.jit
-def claim(
-    world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, key_hash: tl.int64, key_check: tl.int64
-) -> Any:
+def claim(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, key: Key) -> Any:
     """Insert the key of a RESERVED header: OK, DUPLICATE or NO_ENTRY. After OK the entry is FINAL."""
-    seg = segment(world, home_of(world, key_check))
-    tagged, empty = look(world, seg, key_hash, key_check)
-    status, start = survey(world, seg, key_hash, key_check, tagged, empty)
+    seg = segment(world, home_of(world, key.check))
+    tagged, empty = look(world, seg, key)
+    status, start = survey(world, seg, key, tagged, empty)
     if status == OK:
-        status = claim_at(world, seg, start, owner, slot, epoch, key_hash, key_check)
+        status = claim_at(world, seg, start, owner, slot, epoch, key)
     return status
 
 
 @triton.jit
 def claim_at(
-    world: World,
-    seg: tl.int64,
-    start: tl.int64,
-    owner: tl.int64,
-    slot: tl.int64,
-    epoch: tl.int64,
-    key_hash: tl.int64,
-    key_check: tl.int64,
+    world: World, seg: tl.int64, start: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, key: Key
 ) -> Any:
     """`claim`, after a `survey` of the segment `seg` chose the place `start`."""
-    tentative = entry_word(ENTRY_TENTATIVE, key_check, owner, slot, epoch)
-    status, mine = place(world, seg, key_hash, key_check, start, tentative)
+    tentative = entry_word(ENTRY_TENTATIVE, key.check, owner, slot, epoch)
+    status, mine = place(world, seg, key, start, tentative)
     if status == OK:
         # acq_rel: the later of two producers sees the entry of the earlier one (scenario same-key-busy)
-        add64(turn_at(world, seg, key_hash), 1, "acq_rel")
-        tagged, _ = look(world, seg, key_hash, key_check)
+        add64(turn_at(world, seg, key.hash), 1, "acq_rel")
+        tagged, _ = look(world, seg, key)
         others = tagged & ~(word(1) << mine)
         if others != 0:
-            if not prevails(world.table, seg, key_hash, key_check, mine, others):
+            if not prevails(world.table, seg, key, mine, others):
                 status = word(DUPLICATE)
-        entry_at = candidate_at(world, seg, key_hash, mine)
-        target = select(status == OK, entry_word(ENTRY_FINAL, key_check, owner, slot, epoch), word(0))
+        entry_at = candidate_at(world, seg, key.hash, mine)
+        target = select(status == OK, entry_word(ENTRY_FINAL, key.check, owner, slot, epoch), word(0))
         # relaxed: a reader acts on READY only, and a later producer has acquired the turnstile
         if cas64(entry_at, tentative, target, "relaxed") != tentative:
             status = word(DUPLICATE)
@@ -237,20 +223,18 @@ def claim_at(
 
 
 @triton.jit
-def erase(
-    world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, key_hash: tl.int64, key_check: tl.int64
-) -> None:
+def erase(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, key: Key) -> None:
     """Remove the entry of a DEAD header, in whichever phase it is. Does nothing if there is none.
 
     Other producers of the key may remove one that is TENTATIVE, and then its place may have another entry.
     """
-    seg = segment(world, home_of(world, key_check))
-    final = entry_word(ENTRY_FINAL, key_check, owner, slot, epoch)
-    tentative = entry_word(ENTRY_TENTATIVE, key_check, owner, slot, epoch)
-    replica = entry_word(ENTRY_REPLICA, key_check, owner, slot, epoch)
-    tagged, _ = look(world, seg, key_hash, key_check)
+    seg = segment(world, home_of(world, key.check))
+    final = entry_word(ENTRY_FINAL, key.check, owner, slot, epoch)
+    tentative = entry_word(ENTRY_TENTATIVE, key.check, owner, slot, epoch)
+    replica = entry_word(ENTRY_REPLICA, key.check, owner, slot, epoch)
+    tagged, _ = look(world, seg, key)
     while tagged != 0:
-        entry_at = candidate_at(world, seg, key_hash, first_place(tagged))
+        entry_at = candidate_at(world, seg, key.hash, first_place(tagged))
         seen = load64(entry_at, "relaxed")
         if seen == final:
             store64(entry_at, word(0), "relaxed")  # nobody else removes it

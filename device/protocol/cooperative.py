@@ -31,14 +31,14 @@ from nanokv.device.protocol.put import abort, begin, finish_in
 from nanokv.device.protocol.request import (
     Q_BYTES,
     Q_FLAGS,
-    Q_KEY_CHECK,
-    Q_KEY_HASH,
     Q_LEASE,
     Q_OWNER,
+    descriptor_in,
     is_possible,
-    what_of,
+    key_in,
 )
 from nanokv.device.protocol.status import BUSY, INVALID, OK, SIZE, TORN
+from nanokv.device.protocol.structs import Begun, Found
 from nanokv.device.protocol.ticket import (
     add_part,
     await_answer,
@@ -66,62 +66,52 @@ MANY = tl.constexpr(2)  # parts: at least so many
 def begin_request(world: World, request: tl.int64, now: tl.int64) -> Any:
     """`begin`, and after OK `describe`, `lease` and `label`, as a request says; INVALID if it is not possible.
 
-    Returns what `begin` returns, and the address of its segment. The descriptor, 16 registers, is read late; the
+    Returns (status, Begun, address of the segment). The descriptor, 16 registers, is read late; the
     lease early: no branch waits for it.
     """
     status = word(INVALID)
-    slot = word(-1)
-    epoch = word(0)
-    payload = word(0)
-    phase = word(0)
+    begun = Begun(word(-1), word(0), word(0), word(0))
     seg = word(0)
     owner = table64(request + Q_OWNER)
     terms = table64(request + Q_LEASE)
-    key_hash, key_check = table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK)
-    nbytes, flags = table64(request + Q_BYTES), table64(request + Q_FLAGS)
+    key, nbytes, flags = key_in(request), table64(request + Q_BYTES), table64(request + Q_FLAGS)
     if is_possible(world, request) & (now >= 0):
         seg = segment(world, owner)
-        status, slot, epoch, payload, phase = begin(world, owner, key_hash, key_check, nbytes, flags, now)
+        status, begun = begin(world, owner, key, nbytes, flags, now)
     if status == OK:
-        kind, d0, d1, d2, d3, d4, d5, d6 = what_of(request)
-        describe(world, seg, slot, kind, d0, d1, d2, d3, d4, d5, d6)
+        describe(world, seg, begun.slot, descriptor_in(request))
         if terms != 0:
-            lease(world, owner, slot, terms)
+            lease(world, owner, begun.slot, terms)
         if has_label(request):
-            label_request(world.table, request, slot)
-    return status, slot, epoch, payload, phase, seg
+            label_request(world.table, request, begun.slot)
+    return status, begun, seg
 
 
 @triton.jit
 def put_answer(ticket: tl.int64) -> Any:
-    """What the first CTA of a put has shared: (status, slot, epoch, phase, address of the segment)."""
-    return shared(ticket, 0), shared(ticket, 1), shared(ticket, 2), shared(ticket, 4), shared(ticket, 5)
+    """What the first CTA of a put has shared: (status, Begun, address of the segment)."""
+    begun = Begun(shared(ticket, 1), shared(ticket, 2), shared(ticket, 3), shared(ticket, 4))
+    return shared(ticket, 0), begun, shared(ticket, 5)
 
 
 @triton.jit
 def begin_put_part(world: World, request: tl.int64, ticket: tl.int64, parts: tl.int64, now: tl.int64) -> Any:
     """Begin an object, or learn that another CTA has.
 
-    Returns (status, address of the payload if OK, slot, epoch, phase, address of the segment).
-
-    `parts`: how many CTAs come; MANY if the caller does not know it yet.
+    Returns (status, Begun, address of the segment). `parts`: how many CTAs come; MANY if the caller does not know it.
 
     The status is that of `begin_request`, or BUSY if the first CTA did not share it in time. After OK the caller stores
     its part; in any case it calls `finish_put_part`.
     """
     status = word(BUSY)
-    slot = word(-1)
-    epoch = word(0)
-    payload = word(0)
-    phase = word(0)
+    begun = Begun(word(-1), word(0), word(0), word(0))
     seg = word(0)
     if is_first(ticket, parts):
-        status, slot, epoch, payload, phase, seg = begin_request(world, request, now)
-        share(ticket, parts, status, slot, epoch, payload, phase, seg)
+        status, begun, seg = begin_request(world, request, now)
+        share(ticket, parts, status, begun.slot, begun.epoch, begun.payload, begun.phase, seg)
     elif await_answer(ticket):
-        status, slot, epoch, phase, seg = put_answer(ticket)
-        payload = shared(ticket, 3)
-    return status, seg + payload, slot, epoch, phase, seg
+        status, begun, seg = put_answer(ticket)
+    return status, begun, seg
 
 
 @triton.jit
@@ -139,21 +129,18 @@ def seal_parts(table: tl.int64, request: tl.int64, ticket: tl.int64, slot: tl.in
     """Give the object in `slot` the checksum of its parts; for the last CTA."""
     world = open_world(table)
     seg = segment(world, table64(request + Q_OWNER))
-    key_hash = table64(request + Q_KEY_HASH)
-    key_check = table64(request + Q_KEY_CHECK)
     nbytes = table64(request + Q_BYTES)
-    kind, d0, d1, d2, d3, d4, d5, d6 = what_of(request)
-    seal(world, seg, slot, key_hash, key_check, nbytes, whole_sum(ticket), kind, d0, d1, d2, d3, d4, d5, d6)
+    seal(world, seg, slot, key_in(request), nbytes, whole_sum(ticket), descriptor_in(request))
 
 
 @triton.jit(noinline=True)
 def abort_parts(table: tl.int64, request: tl.int64, ticket: tl.int64) -> Any:
     """Give up the object of which a part was not stored. Returns the first CTA's status, but BUSY for OK."""
     world = open_world(table)
-    status, slot, epoch, phase, seg = put_answer(ticket)  # the last CTA may be the one that did not wait for it
+    status, begun, seg = put_answer(ticket)  # the last CTA may be the one that did not wait for it
     if status == OK:
-        abort(world, table64(request + Q_OWNER), slot, epoch)
-        leave(world, seg, phase)
+        abort(world, table64(request + Q_OWNER), begun.slot, begun.epoch)
+        leave(world, seg, begun.phase)
         status = word(BUSY)
     return status
 
@@ -165,14 +152,12 @@ def finish_put_part(
     ticket: tl.int64,
     parts: tl.int64,
     began: tl.int64,
-    slot: tl.int64,
-    epoch: tl.int64,
-    phase: tl.int64,
+    begun: Begun,
     seg: tl.int64,
 ) -> Any:
     """Arrive after the CTA's part. Returns NOT_LAST, or for the last of `parts` CTAs the status of the whole put.
 
-    `began`: the status of `begin_put_part`; the words after it are that function's other answers.
+    `began`, `begun`, `seg`: what `begin_put_part` has answered.
     """
     status = word(NOT_LAST)
     if is_last(ticket, parts):
@@ -181,8 +166,8 @@ def finish_put_part(
             status = abort_parts(world.table, request, ticket)
         elif began == OK:
             if wanted(world):
-                seal_parts(world.table, request, ticket, slot)
-            status = finish_in(world, seg, slot, epoch, phase)
+                seal_parts(world.table, request, ticket, begun.slot)
+            status = finish_in(world, seg, begun)
         clear(ticket, parts)
     return status
 
@@ -192,49 +177,45 @@ def finish_put_part(
 def is_wanted(world: World, seg: tl.int64, slot: tl.int64, nbytes: tl.int64, request: tl.int64) -> Any:
     """Whether an object has the size that the request has room for, and the descriptor that it names, if any."""
     right = nbytes == table64(request + Q_BYTES)
-    kind, d0, d1, d2, d3, d4, d5, d6 = what_of(request)
-    return right & is_described(world, seg, slot, kind, d0, d1, d2, d3, d4, d5, d6)
+    return right & is_described(world, seg, slot, descriptor_in(request))
 
 
 @triton.jit
-def get_answer(ticket: tl.int64) -> Any:
-    """What the first CTA of a get has shared: (status, slot, epoch, owner, 1 if the object has a checksum)."""
-    return shared(ticket, 0), shared(ticket, 1), shared(ticket, 2), shared(ticket, 4), shared(ticket, 5)
+def get_answer(request: tl.int64, ticket: tl.int64) -> Any:
+    """What the first CTA of a get has shared: (status, Found, 1 if the object has a checksum).
+
+    The size of what was found is the request's.
+    """
+    nbytes = table64(request + Q_BYTES)
+    found = Found(shared(ticket, 4), shared(ticket, 1), shared(ticket, 2), shared(ticket, 3), nbytes)
+    return shared(ticket, 0), found, shared(ticket, 5)
 
 
 @triton.jit
 def begin_get_part(world: World, request: tl.int64, ticket: tl.int64, parts: tl.int64) -> Any:
     """Look an object up, or learn what another CTA found.
 
-    Returns (status, address of the payload or 0 unless OK, slot, epoch, owner, 1 if the object has a checksum).
-    `parts`: as in `begin_put_part`.
+    Returns (status, Found, 1 if the object has a checksum). `parts`: as in `begin_put_part`.
 
     The status is that of `get.lookup`, SIZE or TORN if the object is not as wanted, or BUSY if the first CTA did not
     share it in time. After OK the caller copies its part; in any case it calls `finish_get_part`.
     """
     status = word(BUSY)
-    slot = word(-1)
-    epoch = word(0)
-    owner = word(0)
-    payload = word(0)
+    found = Found(word(0), word(0), word(0), word(0), word(0))
     flagged = word(0)
     if is_first(ticket, parts):
-        status, owner, slot, epoch, payload, nbytes = lookup(
-            world, table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK)
-        )
+        status, found = lookup(world, key_in(request))
         if status == OK:
-            if not is_wanted(world, segment(world, owner), slot, nbytes, request):
-                status = select(validate(world, owner, slot, epoch) == OK, word(SIZE), word(TORN))
+            if not is_wanted(world, segment(world, found.owner), found.slot, found.nbytes, request):
+                valid = validate(world, found.owner, found.slot, found.epoch)
+                status = select(valid == OK, word(SIZE), word(TORN))
         if status == OK:
-            flagged = select(has_checksum(header_at(world, segment(world, owner), slot)), word(1), word(0))
-        share(ticket, parts, status, slot, epoch, payload, owner, flagged)
+            header = header_at(world, segment(world, found.owner), found.slot)
+            flagged = select(has_checksum(header), word(1), word(0))
+        share(ticket, parts, status, found.slot, found.epoch, found.payload, found.owner, flagged)
     elif await_answer(ticket):
-        status, slot, epoch, owner, flagged = get_answer(ticket)
-        payload = shared(ticket, 3)
-    address = word(0)
-    if status == OK:
-        address = segment(world, owner) + payload
-    return status, address, slot, epoch, owner, flagged
+        status, found, flagged = get_answer(request, ticket)
+    return status, found, flagged
 
 
 @triton.jit
@@ -251,29 +232,23 @@ def finish_get_part(
     ticket: tl.int64,
     parts: tl.int64,
     now: tl.int64,
-    found: tl.int64,
-    slot: tl.int64,
-    epoch: tl.int64,
-    owner: tl.int64,
+    looked: tl.int64,
+    found: Found,
     flagged: tl.int64,
 ) -> Any:
     """Arrive after the CTA's part. Returns NOT_LAST, or for the last of `parts` CTAs the status of the whole get.
 
-    `found`: the status of `begin_get_part`; the words after it are that function's other answers.
+    `looked`, `found`, `flagged`: what `begin_get_part` has answered.
     """
     status = word(NOT_LAST)
     if is_last(ticket, parts):
-        status = found + 0
+        status = looked + 0
         if is_spoiled(ticket, parts):
             first = shared(ticket, 0)
             status = select(first == OK, word(BUSY), first)
-        elif found == OK:
-            key_hash = table64(request + Q_KEY_HASH)
-            key_check = table64(request + Q_KEY_CHECK)
-            nbytes = table64(request + Q_BYTES)
-            whole = whole_sum(ticket)
-            status = judged(world, owner, slot, epoch, key_hash, key_check, nbytes, flagged != 0, whole)
+        elif looked == OK:
+            status = judged(world, found, key_in(request), flagged != 0, whole_sum(ticket))
             if status == OK:
-                touch(world, owner, slot, epoch, now)
+                touch(world, found.owner, found.slot, found.epoch, now)
         clear(ticket, parts)
     return status

@@ -27,6 +27,7 @@ import triton.language as tl
 from nanokv.device.memory.triton import add64, load64, look_lines, select, word
 from nanokv.device.protocol.header import epoch_of, is_key, phase_of
 from nanokv.device.protocol.status import CORRUPT, MISS, NOT_READY, OK
+from nanokv.device.protocol.structs import Key
 from nanokv.device.segment.layout import (
     COUNT_CORRUPT,
     DEAD,
@@ -152,7 +153,7 @@ def in_bounds(world: World, entry: tl.int64) -> Any:
 
 
 @triton.jit
-def judge(world: World, entry: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+def judge(world: World, entry: tl.int64, key: Key) -> Any:
     """Whether the header behind an entry has a key: OK (READY), NOT_READY, MISS (another key, or gone), or CORRUPT.
 
     Returns (answer, STATE word). The header may change at any time afterwards: a reader validates when it is done.
@@ -164,7 +165,7 @@ def judge(world: World, entry: tl.int64, key_hash: tl.int64, key_check: tl.int64
         state = load64(header + H_STATE, "acquire")  # acquire: all that READY says (scenario put-get)
         low = (entry >> ENTRY_EPOCH_SHIFT) & ENTRY_EPOCH_MASK
         epoch = epoch_of(state)
-        same = ((epoch & ENTRY_EPOCH_MASK) == low) & is_key(header, key_hash, key_check, epoch)
+        same = ((epoch & ENTRY_EPOCH_MASK) == low) & is_key(header, key, epoch)
         alive = same & (phase_of(state) != DEAD)
         answer = select(alive, word(NOT_READY), answer)
         answer = select(alive & (phase_of(state) == READY), word(OK), answer)
@@ -174,12 +175,12 @@ def judge(world: World, entry: tl.int64, key_hash: tl.int64, key_check: tl.int64
 
 
 @triton.jit
-def look(world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+def look(world: World, seg: tl.int64, key: Key) -> Any:
     """Look at all sixteen entries at once. Returns two sets of places, as bits: may be of the key, and empty."""
     mask = word(ENTRY_TAG_MASK << ENTRY_TAG_SHIFT)
-    tag = (key_check & ENTRY_TAG_MASK) << ENTRY_TAG_SHIFT
-    one = candidate_at(world, seg, key_hash, word(0))
-    two = candidate_at(world, seg, key_hash, word(ENTRIES_PER_BUCKET))
+    tag = (key.check & ENTRY_TAG_MASK) << ENTRY_TAG_SHIFT
+    one = candidate_at(world, seg, key.hash, word(0))
+    two = candidate_at(world, seg, key.hash, word(ENTRIES_PER_BUCKET))
     return look_lines(one, two, ENTRIES_PER_BUCKET, mask, tag)
 
 
@@ -202,19 +203,19 @@ def first_place(places: tl.int64) -> Any:
 
 
 @triton.jit(noinline=True)
-def nearest(table: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+def nearest(table: tl.int64, key: Key) -> Any:
     """`find_state` among several entries: the READY object that costs least; else NOT_READY, CORRUPT or MISS."""
     world = open_world(table)
-    seg = segment(world, home_of(world, key_check))
+    seg = segment(world, home_of(world, key.check))
     status = word(MISS)
     found = word(0)
     state = word(0)
     least = word(0)
-    tagged, _ = look(world, seg, key_hash, key_check)
+    tagged, _ = look(world, seg, key)
     while tagged != 0:
-        entry = load64(candidate_at(world, seg, key_hash, first_place(tagged)), "relaxed")
-        if is_sure(entry, key_check):
-            answer, seen = judge(world, entry, key_hash, key_check)
+        entry = load64(candidate_at(world, seg, key.hash, first_place(tagged)), "relaxed")
+        if is_sure(entry, key.check):
+            answer, seen = judge(world, entry, key)
             cost = word(0)
             better = (status == MISS) | ((answer == NOT_READY) & (status == CORRUPT))
             if answer == OK:
@@ -227,29 +228,29 @@ def nearest(table: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
 
 
 @triton.jit
-def find_state(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
+def find_state(world: World, key: Key) -> Any:
     """`find`, and the STATE word of the header, by which all that READY says is acquired: (status, entry, STATE)."""
-    seg = segment(world, home_of(world, key_check))
+    seg = segment(world, home_of(world, key.check))
     status = word(MISS)
     found = word(0)
     state = word(0)
-    tagged, _ = look(world, seg, key_hash, key_check)
+    tagged, _ = look(world, seg, key)
     if tagged != 0:
         # relaxed: `judge` acquires the header
-        entry = load64(candidate_at(world, seg, key_hash, first_place(tagged)), "relaxed")
-        if is_sure(entry, key_check):
-            status, state = judge(world, entry, key_hash, key_check)
+        entry = load64(candidate_at(world, seg, key.hash, first_place(tagged)), "relaxed")
+        if is_sure(entry, key.check):
+            status, state = judge(world, entry, key)
             found = entry
         # an object that went away meanwhile may have left a copy that the look did not see yet
         if (status == MISS) | ((tagged & (tagged - 1)) != 0):
-            status, found, state = nearest(world.table, key_hash, key_check)
+            status, found, state = nearest(world.table, key)
     if status == CORRUPT:
         add64(seg + COUNT_CORRUPT, 1, "relaxed")
     return status, found, state
 
 
 @triton.jit
-def find(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
+def find(world: World, key: Key) -> Any:
     """Look a key up. Returns (status, entry): OK, NOT_READY, MISS or CORRUPT, and the entry of the first two."""
-    status, found, _ = find_state(world, key_hash, key_check)
+    status, found, _ = find_state(world, key)
     return status, found

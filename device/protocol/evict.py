@@ -67,8 +67,7 @@ def evict_for(
             if seen == state_word(READY, epoch):
                 gone = word(1)
                 more = gone == 0
-                key_hash, _ = key_of(header, epoch)
-                note_eviction(policy, world, seg, key_hash, access, age, ripe)
+                note_eviction(policy, world, seg, key_of(header, epoch).hash, access, age, ripe)
                 n_pages = pages_of(header)
                 if n_pages > 0:
                     freed = class_of(world, n_pages)

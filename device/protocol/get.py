@@ -18,16 +18,16 @@ from nanokv.device.memory.triton import add64, checksum_bytes, copy_bytes, load6
 from nanokv.device.protocol.checksum import has_checksum, is_right
 from nanokv.device.protocol.directory import entry_header, entry_owner, find_state
 from nanokv.device.protocol.extent import class_of, is_held
-from nanokv.device.protocol.header import descriptor, epoch_of, pages_of, still_ready
+from nanokv.device.protocol.header import descriptor_of, epoch_of, pages_of, raw_bytes, still_ready, unlike
 from nanokv.device.protocol.lease import touch
 from nanokv.device.protocol.status import CORRUPT, MISS, OK, SIZE, TORN
+from nanokv.device.protocol.structs import Descriptor, Found, Key
 from nanokv.device.segment.layout import (
     COUNT_CORRUPT,
     DTYPE_MASK,
     DTYPE_SHIFT,
     H_BYTES,
     H_PAYLOAD,
-    LOW32,
 )
 from nanokv.device.segment.world_table import World, header_at, is_inside, segment
 
@@ -51,12 +51,12 @@ def is_extent(world: World, seg: tl.int64, slot: tl.int64, payload: tl.int64, nb
 
 
 @triton.jit
-def lookup(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
-    """Find a READY object. Returns (status, owner, header slot, epoch, payload offset, bytes).
+def lookup(world: World, key: Key) -> Any:
+    """Find a READY object. Returns (status, Found): OK, MISS, NOT_READY or CORRUPT.
 
-    OK, MISS, NOT_READY or CORRUPT. The words after OK are true only if `validate` returns OK afterwards.
+    What is found after OK is true only if `validate` returns OK afterwards; after another status it is zeros.
     """
-    status, entry, state = find_state(world, key_hash, key_check)
+    status, entry, state = find_state(world, key)
     owner = word(0)
     slot = word(0)
     epoch = word(0)
@@ -75,15 +75,7 @@ def lookup(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
             status = select(still_ready(header, epoch), word(CORRUPT), word(MISS))
             if status == CORRUPT:
                 add64(seg + COUNT_CORRUPT, 1, "relaxed")
-    return status, owner, slot, epoch, payload, nbytes
-
-
-@triton.jit
-def lookup_described(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
-    """`lookup`, and the descriptor: (status, owner, header slot, epoch, payload, bytes, kind, seven dimensions)."""
-    status, owner, slot, epoch, payload, nbytes = lookup(world, key_hash, key_check)
-    kind, d0, d1, d2, d3, d4, d5, d6 = descriptor(world, segment(world, owner), slot)
-    return status, owner, slot, epoch, payload, nbytes, kind, d0, d1, d2, d3, d4, d5, d6
+    return status, Found(owner, slot, epoch, payload, nbytes)
 
 
 @triton.jit
@@ -94,21 +86,11 @@ def validate(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> 
 
 
 @triton.jit
-def judged(
-    world: World,
-    owner: tl.int64,
-    slot: tl.int64,
-    epoch: tl.int64,
-    key_hash: tl.int64,
-    key_check: tl.int64,
-    nbytes: tl.int64,
-    flagged: tl.int64,
-    payload_sum: tl.int64,
-) -> Any:
+def judged(world: World, found: Found, key: Key, flagged: tl.int64, payload_sum: tl.int64) -> Any:
     """After a copy: OK, TORN if the object was not there all the while, CORRUPT if it was and its checksum is wrong."""
-    seg = segment(world, owner)
-    right = is_right(world, seg, slot, key_hash, key_check, nbytes, flagged, payload_sum)
-    status = validate(world, owner, slot, epoch)
+    seg = segment(world, found.owner)
+    right = is_right(world, seg, found.slot, key, found.nbytes, flagged, payload_sum)
+    status = validate(world, found.owner, found.slot, found.epoch)
     if (status == OK) & (not right):
         status = word(CORRUPT)
         add64(seg + COUNT_CORRUPT, 1, "relaxed")
@@ -116,102 +98,53 @@ def judged(
 
 
 @triton.jit
-def verify(
-    world: World,
-    owner: tl.int64,
-    slot: tl.int64,
-    epoch: tl.int64,
-    key_hash: tl.int64,
-    key_check: tl.int64,
-    copy: tl.int64,
-    nbytes: tl.int64,
-) -> Any:
+def verify(world: World, found: Found, key: Key, copy: tl.int64) -> Any:
     """After a copy to the address `copy` (or in place, for a pinned object): OK, TORN or CORRUPT."""
-    flagged = has_checksum(header_at(world, segment(world, owner), slot))
+    flagged = has_checksum(header_at(world, segment(world, found.owner), found.slot))
     payload_sum = word(0)
     if flagged:
-        payload_sum = checksum_bytes(copy, nbytes, 0)
-    return judged(world, owner, slot, epoch, key_hash, key_check, nbytes, flagged, payload_sum)
+        payload_sum = checksum_bytes(copy, found.nbytes, 0)
+    return judged(world, found, key, flagged, payload_sum)
 
 
 @triton.jit
-def read(
-    world: World,
-    owner: tl.int64,
-    slot: tl.int64,
-    epoch: tl.int64,
-    key_hash: tl.int64,
-    key_check: tl.int64,
-    payload: tl.int64,
-    nbytes: tl.int64,
-    dst: tl.int64,
-    now: tl.int64,
-) -> Any:
+def read(world: World, found: Found, key: Key, dst: tl.int64, now: tl.int64) -> Any:
     """Copy the object that `lookup` found to the address `dst`, and verify: OK, TORN or CORRUPT."""
-    copy_bytes(dst, segment(world, owner) + payload, nbytes)
-    status = verify(world, owner, slot, epoch, key_hash, key_check, dst, nbytes)
+    copy_bytes(dst, segment(world, found.owner) + found.payload, found.nbytes)
+    status = verify(world, found, key, dst)
     if status == OK:
-        touch(world, owner, slot, epoch, now)
+        touch(world, found.owner, found.slot, found.epoch, now)
     return status
 
 
 @triton.jit
-def is_described(
-    world: World,
-    seg: tl.int64,
-    slot: tl.int64,
-    kind: tl.int64,
-    d0: tl.int64,
-    d1: tl.int64,
-    d2: tl.int64,
-    d3: tl.int64,
-    d4: tl.int64,
-    d5: tl.int64,
-    d6: tl.int64,
-) -> Any:
+def is_described(world: World, seg: tl.int64, slot: tl.int64, wanted: Descriptor) -> Any:
     """Whether an object has this dtype and shape; raw bytes have any, and a `kind` of 0 asks for none.
 
     It counts only if the STATE word is validated afterwards.
     """
-    right = kind == 0
+    right = wanted.kind == 0
     if not right:
-        k, e0, e1, e2, e3, e4, e5, e6 = descriptor(world, seg, slot)
-        differs = ((k ^ kind) & LOW32) | (d0 ^ e0) | (d1 ^ e1) | (d2 ^ e2) | (d3 ^ e3)
-        differs = differs | (d4 ^ e4) | (d5 ^ e5) | (d6 ^ e6)
-        right = (((k >> DTYPE_SHIFT) & DTYPE_MASK) == 0) | (differs == 0)
+        has = descriptor_of(world, seg, slot)
+        right = (((has.kind >> DTYPE_SHIFT) & DTYPE_MASK) == 0) | (unlike(has, wanted) == 0)
     return right
 
 
 @triton.jit
-def get_described(
-    world: World,
-    key_hash: tl.int64,
-    key_check: tl.int64,
-    dst: tl.int64,
-    room: tl.int64,
-    now: tl.int64,
-    kind: tl.int64,
-    d0: tl.int64,
-    d1: tl.int64,
-    d2: tl.int64,
-    d3: tl.int64,
-    d4: tl.int64,
-    d5: tl.int64,
-    d6: tl.int64,
-) -> Any:
+def get_described(world: World, key: Key, dst: tl.int64, room: tl.int64, now: tl.int64, descriptor: Descriptor) -> Any:
     """`get` of an object that `is_described` so; else SIZE."""
-    status, owner, slot, epoch, payload, nbytes = lookup(world, key_hash, key_check)
+    status, found = lookup(world, key)
     if status == OK:
-        right = is_described(world, segment(world, owner), slot, kind, d0, d1, d2, d3, d4, d5, d6)
-        if (nbytes == room) & right:
-            status = read(world, owner, slot, epoch, key_hash, key_check, payload, nbytes, dst, now)
+        right = is_described(world, segment(world, found.owner), found.slot, descriptor)
+        if (found.nbytes == room) & right:
+            status = read(world, found, key, dst, now)
         else:
-            status = select(validate(world, owner, slot, epoch) == OK, word(SIZE), word(TORN))
+            valid = validate(world, found.owner, found.slot, found.epoch)
+            status = select(valid == OK, word(SIZE), word(TORN))
     return status
 
 
 @triton.jit
-def get(world: World, key_hash: tl.int64, key_check: tl.int64, dst: tl.int64, room: tl.int64, now: tl.int64) -> Any:
+def get(world: World, key: Key, dst: tl.int64, room: tl.int64, now: tl.int64) -> Any:
     """A whole get of an object of exactly `room` bytes to `dst`: OK, MISS, NOT_READY, TORN, SIZE or CORRUPT."""
-    zero = word(0)
-    return get_described(world, key_hash, key_check, dst, room, now, zero, zero, zero, zero, zero, zero, zero, zero)
+    return get_described(world, key, dst, room, now, raw_bytes())

@@ -36,6 +36,7 @@ import triton.language as tl
 from nanokv.device.memory.triton import add64, cas64, load64, select, store64, word
 from nanokv.device.protocol.freelist import pop, push
 from nanokv.device.protocol.shards import next_filled, slot_list
+from nanokv.device.protocol.structs import Descriptor, Key
 from nanokv.device.segment.layout import (
     COUNT_CORRUPT,
     D_DIMS,
@@ -171,61 +172,67 @@ def give_slot(world: World, seg: tl.int64, slot: tl.int64) -> None:
 
 
 @triton.jit
-def reserve(
-    world: World,
-    seg: tl.int64,
-    slot: tl.int64,
-    epoch: tl.int64,
-    key_hash: tl.int64,
-    key_check: tl.int64,
-    flags: tl.int64,
-) -> None:
+def reserve(world: World, seg: tl.int64, slot: tl.int64, epoch: tl.int64, key: Key, flags: tl.int64) -> None:
     """Mark a slot that the caller has taken: producer, key, its new epoch, RESERVED."""
     header = header_at(world, seg, slot)
-    store64(header + H_KEY_HASH, key_hash, "relaxed")
-    store64(header + H_KEY_CHECK, check_word(key_check, epoch), "relaxed")
+    store64(header + H_KEY_HASH, key.hash, "relaxed")
+    store64(header + H_KEY_CHECK, check_word(key.check, epoch), "relaxed")
     store64(header + H_FLAGS, word(flags) | flags_epoch(epoch) | (world.producer << 32), "relaxed")
     store64(header + H_STATE, state_word(RESERVED, epoch), "relaxed")  # relaxed: the words above name their epoch
 
 
 @triton.jit
-def describe(
-    world: World,
-    seg: tl.int64,
-    slot: tl.int64,
-    kind: tl.int64,
-    d0: tl.int64,
-    d1: tl.int64,
-    d2: tl.int64,
-    d3: tl.int64,
-    d4: tl.int64,
-    d5: tl.int64,
-    d6: tl.int64,
-) -> None:
-    """Write the descriptor: `kind` (dtype code and number of dimensions), and the shape. The commit releases it."""
-    desc = descriptor_at(world, seg, slot)
-    store64(desc + D_FORMAT, kind, "relaxed")
-    store64(desc + D_DIMS, d0, "relaxed")
-    store64(desc + D_DIMS + 1 * WORD_BYTES, d1, "relaxed")
-    store64(desc + D_DIMS + 2 * WORD_BYTES, d2, "relaxed")
-    store64(desc + D_DIMS + 3 * WORD_BYTES, d3, "relaxed")
-    store64(desc + D_DIMS + 4 * WORD_BYTES, d4, "relaxed")
-    store64(desc + D_DIMS + 5 * WORD_BYTES, d5, "relaxed")
-    store64(desc + D_DIMS + 6 * WORD_BYTES, d6, "relaxed")
+def load_descriptor(at: tl.int64) -> Any:
+    """The descriptor at an address: `format` and seven dimensions."""
+    return Descriptor(
+        load64(at + D_FORMAT, "relaxed"),
+        load64(at + D_DIMS, "relaxed"),
+        load64(at + D_DIMS + 1 * WORD_BYTES, "relaxed"),
+        load64(at + D_DIMS + 2 * WORD_BYTES, "relaxed"),
+        load64(at + D_DIMS + 3 * WORD_BYTES, "relaxed"),
+        load64(at + D_DIMS + 4 * WORD_BYTES, "relaxed"),
+        load64(at + D_DIMS + 5 * WORD_BYTES, "relaxed"),
+        load64(at + D_DIMS + 6 * WORD_BYTES, "relaxed"),
+    )
 
 
 @triton.jit
-def descriptor(world: World, seg: tl.int64, slot: tl.int64) -> Any:
-    """Read the descriptor: (kind, seven dimensions). It counts only if the STATE word is validated afterwards."""
-    desc = descriptor_at(world, seg, slot)
-    d0 = load64(desc + D_DIMS, "relaxed")
-    d1 = load64(desc + D_DIMS + 1 * WORD_BYTES, "relaxed")
-    d2 = load64(desc + D_DIMS + 2 * WORD_BYTES, "relaxed")
-    d3 = load64(desc + D_DIMS + 3 * WORD_BYTES, "relaxed")
-    d4 = load64(desc + D_DIMS + 4 * WORD_BYTES, "relaxed")
-    d5 = load64(desc + D_DIMS + 5 * WORD_BYTES, "relaxed")
-    d6 = load64(desc + D_DIMS + 6 * WORD_BYTES, "relaxed")
-    return load64(desc + D_FORMAT, "relaxed"), d0, d1, d2, d3, d4, d5, d6
+def store_descriptor(at: tl.int64, descriptor: Descriptor) -> None:
+    """Write a descriptor to an address: `format` and seven dimensions."""
+    store64(at + D_FORMAT, descriptor.kind, "relaxed")
+    store64(at + D_DIMS, descriptor.d0, "relaxed")
+    store64(at + D_DIMS + 1 * WORD_BYTES, descriptor.d1, "relaxed")
+    store64(at + D_DIMS + 2 * WORD_BYTES, descriptor.d2, "relaxed")
+    store64(at + D_DIMS + 3 * WORD_BYTES, descriptor.d3, "relaxed")
+    store64(at + D_DIMS + 4 * WORD_BYTES, descriptor.d4, "relaxed")
+    store64(at + D_DIMS + 5 * WORD_BYTES, descriptor.d5, "relaxed")
+    store64(at + D_DIMS + 6 * WORD_BYTES, descriptor.d6, "relaxed")
+
+
+@triton.jit
+def describe(world: World, seg: tl.int64, slot: tl.int64, descriptor: Descriptor) -> None:
+    """Write the descriptor of an object. The commit releases it."""
+    store_descriptor(descriptor_at(world, seg, slot), descriptor)
+
+
+@triton.jit
+def descriptor_of(world: World, seg: tl.int64, slot: tl.int64) -> Any:
+    """Read the descriptor of an object. It counts only if the STATE word is validated afterwards."""
+    return load_descriptor(descriptor_at(world, seg, slot))
+
+
+@triton.jit
+def raw_bytes() -> Any:
+    """The descriptor of bytes without a dtype or a shape."""
+    return Descriptor(word(0), word(0), word(0), word(0), word(0), word(0), word(0), word(0))
+
+
+@triton.jit
+def unlike(one: Descriptor, other: Descriptor) -> Any:
+    """0 if two descriptors say the same dtype and shape. Checksums are not compared."""
+    differs = ((one.kind ^ other.kind) & LOW32) | (one.d0 ^ other.d0) | (one.d1 ^ other.d1)
+    differs = differs | (one.d2 ^ other.d2) | (one.d3 ^ other.d3) | (one.d4 ^ other.d4)
+    return differs | (one.d5 ^ other.d5) | (one.d6 ^ other.d6)
 
 
 @triton.jit
@@ -287,17 +294,17 @@ def pages_of(header: tl.int64) -> Any:
 
 
 @triton.jit
-def is_key(header: tl.int64, key_hash: tl.int64, key_check: tl.int64, epoch: tl.int64) -> Any:
+def is_key(header: tl.int64, key: Key, epoch: tl.int64) -> Any:
     """True if the header carries this key in this epoch. False if the key is not visible yet: see `reserve`."""
-    same = load64(header + H_KEY_HASH, "relaxed") == key_hash
-    return same & (load64(header + H_KEY_CHECK, "relaxed") == check_word(key_check, epoch))
+    same = load64(header + H_KEY_HASH, "relaxed") == key.hash
+    return same & (load64(header + H_KEY_CHECK, "relaxed") == check_word(key.check, epoch))
 
 
 @triton.jit
 def key_of(header: tl.int64, epoch: tl.int64) -> Any:
-    """The key of a header that the caller owns, or waited for, in this epoch: (key_hash, key_check)."""
+    """The key of a header that the caller owns, or waited for, in this epoch."""
     check = load64(header + H_KEY_CHECK, "relaxed")
-    return load64(header + H_KEY_HASH, "relaxed"), check_word(check, epoch)
+    return Key(load64(header + H_KEY_HASH, "relaxed"), check_word(check, epoch))
 
 
 @triton.jit

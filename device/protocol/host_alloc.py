@@ -16,6 +16,7 @@ from nanokv.device.memory.triton import add64, copy_bytes, load64, store64, word
 from nanokv.device.protocol.header import describe, flags_epoch, kill, next_epoch, publish, reserve
 from nanokv.device.protocol.retire import count_eviction
 from nanokv.device.protocol.ring import announce, asleep
+from nanokv.device.protocol.structs import Descriptor, Key
 from nanokv.device.segment.layout import ACCESS_TIME, EVICTED, H_FLAGS, H_PAGES, H_STATE, LOW32, STORED
 from nanokv.device.segment.world_table import World, header_at, segment
 
@@ -25,30 +26,22 @@ def install(
     world: World,
     owner: tl.int64,
     slot: tl.int64,
-    key_hash: tl.int64,
-    key_check: tl.int64,
+    key: Key,
     payload: tl.int64,
     nbytes: tl.int64,
     flags: tl.int64,
     now: tl.int64,
-    kind: tl.int64,
-    d0: tl.int64,
-    d1: tl.int64,
-    d2: tl.int64,
-    d3: tl.int64,
-    d4: tl.int64,
-    d5: tl.int64,
-    d6: tl.int64,
+    descriptor: Descriptor,
 ) -> Any:
     """Write header and descriptor for a slot and an extent that the master chose, and publish WRITING: the epoch.
 
     `flags`: FLAG_*; from bit 32 on the PRODUCER bits of the rank that asked the master, or 0 for the caller itself.
     """
     seg = segment(world, owner)
-    describe(world, seg, slot, kind, d0, d1, d2, d3, d4, d5, d6)
+    describe(world, seg, slot, descriptor)
     header = header_at(world, seg, slot)
     epoch = next_epoch(load64(header + H_STATE, "relaxed"))
-    reserve(world, seg, slot, epoch, key_hash, key_check, flags & LOW32)
+    reserve(world, seg, slot, epoch, key, flags & LOW32)
     if (flags >> 32) != 0:
         store64(header + H_FLAGS, flags | flags_epoch(epoch), "relaxed")
     size = world.page_bytes

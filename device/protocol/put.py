@@ -40,6 +40,7 @@ from nanokv.device.protocol.retire import retire
 from nanokv.device.protocol.ring import announce, asleep
 from nanokv.device.protocol.shards import home_for
 from nanokv.device.protocol.status import FULL, LOST, NO_HEADER, OK, TOO_LARGE
+from nanokv.device.protocol.structs import Begun, Descriptor, Key
 from nanokv.device.protocol.take_or_evict import take_header, take_pages
 from nanokv.device.segment.layout import (
     COUNT_LOST,
@@ -83,7 +84,7 @@ def allocate(
     n_pages: tl.int64,
     nbytes: tl.int64,
     now: tl.int64,
-    key_hash: tl.int64,
+    key: Key,
     access: tl.int64,
 ) -> Any:
     """Take pages for a RESERVED header whose key is claimed, and publish WRITING. `access`: the ACCESS word.
@@ -93,7 +94,7 @@ def allocate(
     status = word(OK)
     page = word(0)
     if n_pages > 0:
-        page = take_pages(world, seg, owner, size_class, home_for(world, key_hash), slot, now)
+        page = take_pages(world, seg, owner, size_class, home_for(world, key.hash), slot, now)
         if page < 0:
             status = word(FULL)
     payload = world.heap_base + page * world.page_bytes
@@ -108,20 +109,12 @@ def allocate(
 
 
 @triton.jit
-def begin(
-    world: World,
-    owner: tl.int64,
-    key_hash: tl.int64,
-    key_check: tl.int64,
-    nbytes: tl.int64,
-    flags: tl.int64,
-    now: tl.int64,
-) -> Any:
+def begin(world: World, owner: tl.int64, key: Key, nbytes: tl.int64, flags: tl.int64, now: tl.int64) -> Any:
     """Begin an object of `nbytes` in the segment of `owner`: a header that is WRITING, and pages to fill.
 
-    Returns (status, header slot, epoch, payload offset, phase): OK, DUPLICATE, FULL, NO_HEADER, NO_ENTRY, TOO_LARGE or
-    LOST. After OK the caller stores the payload and calls `finish`, or `abort` and `activity.leave`; after any other
-    status there is nothing to do. The slot still has the descriptor of its last object: `describe` the new one.
+    Returns (status, Begun): OK, DUPLICATE, FULL, NO_HEADER, NO_ENTRY, TOO_LARGE or LOST. After OK the caller stores the
+    payload and calls `finish`, or `abort` and `activity.leave`; after any other status there is nothing to do. The slot
+    still has the descriptor of its last object: `describe` the new one.
 
     Args:
         flags: FLAG_PLAN, or 0.
@@ -129,64 +122,50 @@ def begin(
     """
     seg = segment(world, owner)
     n_pages, size_class = extent_for(world, nbytes)
-    home = segment(world, home_of(world, key_check))
-    tagged, empty = look(world, home, key_hash, key_check)  # early: nothing waits for it yet
+    home = segment(world, home_of(world, key.check))
+    tagged, empty = look(world, home, key)  # early: nothing waits for it yet
     life = lifetime(seg)  # early too
     phase = enter(world, seg)
     status = select(size_class >= 0, word(OK), word(TOO_LARGE))
     start = word(0)
     if status == OK:
-        status, start = survey(world, home, key_hash, key_check, tagged, empty)
+        status, start = survey(world, home, key, tagged, empty)
     slot = word(-1)
     epoch = word(0)
     payload = word(0)
     if status == OK:
-        access = new_access(world, seg, key_hash, now, life)
-        slot, epoch = take_header(world, seg, owner, home_for(world, key_hash), now)
+        access = new_access(world, seg, key.hash, now, life)
+        slot, epoch = take_header(world, seg, owner, home_for(world, key.hash), now)
         if slot < 0:
             status = word(NO_HEADER)
             add64(seg + COUNT_REFUSED, 1, "relaxed")
         else:
-            reserve(world, seg, slot, epoch, key_hash, key_check, flags)
-            status = claim_at(world, home, start, owner, slot, epoch, key_hash, key_check)
+            reserve(world, seg, slot, epoch, key, flags)
+            status = claim_at(world, home, start, owner, slot, epoch, key)
             if status == OK:
                 status, payload = allocate(
-                    world, seg, owner, slot, epoch, size_class, n_pages, nbytes, now, key_hash, access
+                    world, seg, owner, slot, epoch, size_class, n_pages, nbytes, now, key, access
                 )
                 if status == FULL:
                     # the entry goes first: the key must not lead to the next object of the slot
-                    erase(world, owner, slot, epoch, key_hash, key_check)
+                    erase(world, owner, slot, epoch, key)
             if (status != OK) & (status != LOST):
                 if not undo(world, seg, owner, slot, epoch):
                     acknowledge(header_at(world, seg, slot), epoch)
     if status != OK:
         leave(world, seg, phase)
-    return status, slot, epoch, payload, phase
+    return status, Begun(slot, epoch, payload, phase)
 
 
 @triton.jit
 def begin_described(
-    world: World,
-    owner: tl.int64,
-    key_hash: tl.int64,
-    key_check: tl.int64,
-    nbytes: tl.int64,
-    flags: tl.int64,
-    now: tl.int64,
-    kind: tl.int64,
-    d0: tl.int64,
-    d1: tl.int64,
-    d2: tl.int64,
-    d3: tl.int64,
-    d4: tl.int64,
-    d5: tl.int64,
-    d6: tl.int64,
+    world: World, owner: tl.int64, key: Key, nbytes: tl.int64, flags: tl.int64, now: tl.int64, descriptor: Descriptor
 ) -> Any:
     """`begin`, and after OK `describe`. Returns what `begin` returns."""
-    status, slot, epoch, payload, phase = begin(world, owner, key_hash, key_check, nbytes, flags, now)
+    status, begun = begin(world, owner, key, nbytes, flags, now)
     if status == OK:
-        describe(world, segment(world, owner), slot, kind, d0, d1, d2, d3, d4, d5, d6)
-    return status, slot, epoch, payload, phase
+        describe(world, segment(world, owner), begun.slot, descriptor)
+    return status, begun
 
 
 @triton.jit
@@ -220,45 +199,30 @@ def is_writing(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -
 
 @triton.jit
 def seal_payload(
-    world: World,
-    owner: tl.int64,
-    key_hash: tl.int64,
-    key_check: tl.int64,
-    slot: tl.int64,
-    epoch: tl.int64,
-    payload: tl.int64,
-    nbytes: tl.int64,
-    kind: tl.int64,
-    d0: tl.int64,
-    d1: tl.int64,
-    d2: tl.int64,
-    d3: tl.int64,
-    d4: tl.int64,
-    d5: tl.int64,
-    d6: tl.int64,
+    world: World, owner: tl.int64, key: Key, begun: Begun, nbytes: tl.int64, descriptor: Descriptor
 ) -> None:
     """Give an object that is WRITING a checksum over the bytes in its pages, before `commit`; else do nothing.
 
     All arguments are those that `begin` took and returned: the words in the header are not believed.
     """
-    if is_writing(world, owner, slot, epoch):
+    if is_writing(world, owner, begun.slot, begun.epoch):
         seg = segment(world, owner)
-        payload_sum = checksum_bytes(seg + payload, nbytes, 0)
-        seal(world, seg, slot, key_hash, key_check, nbytes, payload_sum, kind, d0, d1, d2, d3, d4, d5, d6)
+        payload_sum = checksum_bytes(seg + begun.payload, nbytes, 0)
+        seal(world, seg, begun.slot, key, nbytes, payload_sum, descriptor)
 
 
 @triton.jit
-def finish_in(world: World, seg: tl.int64, slot: tl.int64, epoch: tl.int64, phase: tl.int64) -> Any:
+def finish_in(world: World, seg: tl.int64, begun: Begun) -> Any:
     """`finish` in the segment at the address `seg`."""
-    status = commit_in(world, seg, slot, epoch)
-    leave(world, seg, phase)
+    status = commit_in(world, seg, begun.slot, begun.epoch)
+    leave(world, seg, begun.phase)
     return status
 
 
 @triton.jit
-def finish(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, phase: tl.int64) -> Any:
+def finish(world: World, owner: tl.int64, begun: Begun) -> Any:
     """Commit an object that `begin` began, and count the operation out: OK or LOST."""
-    return finish_in(world, segment(world, owner), slot, epoch, phase)
+    return finish_in(world, segment(world, owner), begun)
 
 
 @triton.jit
@@ -280,34 +244,17 @@ def abort(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any
 
 @triton.jit
 def put(
-    world: World,
-    owner: tl.int64,
-    key_hash: tl.int64,
-    key_check: tl.int64,
-    src: tl.int64,
-    nbytes: tl.int64,
-    now: tl.int64,
-    kind: tl.int64,
-    d0: tl.int64,
-    d1: tl.int64,
-    d2: tl.int64,
-    d3: tl.int64,
-    d4: tl.int64,
-    d5: tl.int64,
-    d6: tl.int64,
+    world: World, owner: tl.int64, key: Key, src: tl.int64, nbytes: tl.int64, now: tl.int64, descriptor: Descriptor
 ) -> Any:
     """A whole put of `nbytes` from the address `src`: begin, describe, copy, finish.
 
     Returns (status, 1 if the owner's poller sleeps and must be woken).
     """
-    status, slot, epoch, payload, phase = begin_described(
-        world, owner, key_hash, key_check, nbytes, 0, now, kind, d0, d1, d2, d3, d4, d5, d6
-    )
+    status, begun = begin_described(world, owner, key, nbytes, word(0), now, descriptor)
     seg = segment(world, owner)
     if status == OK:
         if wanted(world):
-            payload_sum = checksum_bytes(src, nbytes, 0)
-            seal(world, seg, slot, key_hash, key_check, nbytes, payload_sum, kind, d0, d1, d2, d3, d4, d5, d6)
-        copy_bytes(seg + payload, src, nbytes)
-        status = finish(world, owner, slot, epoch, phase)
+            seal(world, seg, begun.slot, key, nbytes, checksum_bytes(src, nbytes, 0), descriptor)
+        copy_bytes(seg + begun.payload, src, nbytes)
+        status = finish(world, owner, begun)
     return status, asleep(seg)

@@ -23,6 +23,7 @@ from nanokv.device.protocol.put import begin_described, finish
 from nanokv.device.protocol.replicate import begin_copy, end_copy
 from nanokv.device.protocol.ring import asleep
 from nanokv.device.protocol.status import OK
+from nanokv.device.protocol.structs import Begun, Descriptor, Key
 from nanokv.device.segment.host_records import (
     C_EPOCH,
     C_PAYLOAD,
@@ -38,53 +39,31 @@ from nanokv.device.segment.world_table import World, segment
 
 @triton.jit
 def begin_copies(
-    world: World,
-    key_hash: tl.int64,
-    key_check: tl.int64,
-    nbytes: tl.int64,
-    now: tl.int64,
-    kind: tl.int64,
-    d0: tl.int64,
-    d1: tl.int64,
-    d2: tl.int64,
-    d3: tl.int64,
-    d4: tl.int64,
-    d5: tl.int64,
-    d6: tl.int64,
-    copies: tl.int64,
-    count: tl.int64,
+    world: World, key: Key, nbytes: tl.int64, now: tl.int64, descriptor: Descriptor, copies: tl.int64, count: tl.int64
 ) -> None:
     """Begin and describe the copies that the table at the address `copies` names, while their primary is WRITING."""
     i = word(0)
     while i < count:
         at = copies + i * COPY_BYTES
         target = load64(at + C_RANK, "relaxed")
-        status, slot, epoch, payload, phase = begin_copy(world, target, key_hash, key_check, nbytes, now)
+        status, begun = begin_copy(world, target, key, nbytes, now)
         if status == OK:
-            describe(world, segment(world, target), slot, kind, d0, d1, d2, d3, d4, d5, d6)
+            describe(world, segment(world, target), begun.slot, descriptor)
         store64(at + C_STATUS, status, "relaxed")
-        store64(at + C_SLOT, slot, "relaxed")
-        store64(at + C_EPOCH, epoch, "relaxed")
-        store64(at + C_PAYLOAD, payload, "relaxed")
-        store64(at + C_PHASE, phase, "relaxed")
+        store64(at + C_SLOT, begun.slot, "relaxed")
+        store64(at + C_EPOCH, begun.epoch, "relaxed")
+        store64(at + C_PAYLOAD, begun.payload, "relaxed")
+        store64(at + C_PHASE, begun.phase, "relaxed")
         i += 1
 
 
 @triton.jit
 def seal_copies(
     world: World,
-    key_hash: tl.int64,
-    key_check: tl.int64,
+    key: Key,
     nbytes: tl.int64,
     payload_sum: tl.int64,
-    kind: tl.int64,
-    d0: tl.int64,
-    d1: tl.int64,
-    d2: tl.int64,
-    d3: tl.int64,
-    d4: tl.int64,
-    d5: tl.int64,
-    d6: tl.int64,
+    descriptor: Descriptor,
     copies: tl.int64,
     count: tl.int64,
 ) -> None:
@@ -95,7 +74,7 @@ def seal_copies(
         if load64(at + C_STATUS, "relaxed") == OK:
             seg = segment(world, load64(at + C_RANK, "relaxed"))
             slot = load64(at + C_SLOT, "relaxed")
-            seal(world, seg, slot, key_hash, key_check, nbytes, payload_sum, kind, d0, d1, d2, d3, d4, d5, d6)
+            seal(world, seg, slot, key, nbytes, payload_sum, descriptor)
         i += 1
 
 
@@ -107,8 +86,13 @@ def end_copies_put(world: World, copies: tl.int64, count: tl.int64, put: tl.int6
         at = copies + i * COPY_BYTES
         if load64(at + C_STATUS, "relaxed") == OK:
             target = load64(at + C_RANK, "relaxed")
-            slot, epoch = load64(at + C_SLOT, "relaxed"), load64(at + C_EPOCH, "relaxed")
-            status = end_copy(world, target, slot, epoch, load64(at + C_PHASE, "relaxed"), put)
+            begun = Begun(
+                load64(at + C_SLOT, "relaxed"),
+                load64(at + C_EPOCH, "relaxed"),
+                load64(at + C_PAYLOAD, "relaxed"),
+                load64(at + C_PHASE, "relaxed"),
+            )
+            status = end_copy(world, target, begun, put)
             store64(at + C_STATUS, status, "relaxed")
             store64(at + C_SLEEPS, asleep(segment(world, target)), "relaxed")
         i += 1
@@ -118,19 +102,11 @@ def end_copies_put(world: World, copies: tl.int64, count: tl.int64, put: tl.int6
 def put_copied(
     world: World,
     owner: tl.int64,
-    key_hash: tl.int64,
-    key_check: tl.int64,
+    key: Key,
     src: tl.int64,
     nbytes: tl.int64,
     now: tl.int64,
-    kind: tl.int64,
-    d0: tl.int64,
-    d1: tl.int64,
-    d2: tl.int64,
-    d3: tl.int64,
-    d4: tl.int64,
-    d5: tl.int64,
-    d6: tl.int64,
+    descriptor: Descriptor,
     copies: tl.int64,
     count: tl.int64,
 ) -> Any:
@@ -139,17 +115,15 @@ def put_copied(
     Returns (status, 1 if the owner's poller sleeps) as `put`. The table's words `status` and `sleeps` say what became
     of each copy; they are not touched if the put is refused. A copy that finds no room is left out.
     """
-    status, slot, epoch, payload, phase = begin_described(
-        world, owner, key_hash, key_check, nbytes, 0, now, kind, d0, d1, d2, d3, d4, d5, d6
-    )
+    status, begun = begin_described(world, owner, key, nbytes, word(0), now, descriptor)
     seg = segment(world, owner)
     if status == OK:
-        begin_copies(world, key_hash, key_check, nbytes, now, kind, d0, d1, d2, d3, d4, d5, d6, copies, count)
+        begin_copies(world, key, nbytes, now, descriptor, copies, count)
         if wanted(world):
             total = checksum_bytes(src, nbytes, 0)
-            seal(world, seg, slot, key_hash, key_check, nbytes, total, kind, d0, d1, d2, d3, d4, d5, d6)
-            seal_copies(world, key_hash, key_check, nbytes, total, kind, d0, d1, d2, d3, d4, d5, d6, copies, count)
-        copy_bytes(seg + payload, src, nbytes)
+            seal(world, seg, begun.slot, key, nbytes, total, descriptor)
+            seal_copies(world, key, nbytes, total, descriptor, copies, count)
+        copy_bytes(seg + begun.payload, src, nbytes)
         i = word(0)
         while i < count:
             at = copies + i * COPY_BYTES
@@ -157,6 +131,6 @@ def put_copied(
                 to = segment(world, load64(at + C_RANK, "relaxed")) + load64(at + C_PAYLOAD, "relaxed")
                 copy_bytes(to, src, nbytes)
             i += 1
-        status = finish(world, owner, slot, epoch, phase)
+        status = finish(world, owner, begun)
         end_copies_put(world, copies, count, status)
     return status, asleep(seg)

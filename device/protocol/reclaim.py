@@ -118,8 +118,8 @@ def adopt_slot(world: World, owner: tl.int64, slot: tl.int64) -> None:
     seg = segment(world, owner)
     header = header_at(world, seg, slot)
     epoch = epoch_of(load64(header + H_STATE, "relaxed"))
-    key_hash, key_check = key_of(header, epoch)
-    erase(world, owner, slot, epoch, key_hash, key_check)
+    key = key_of(header, epoch)
+    erase(world, owner, slot, epoch, key)
     store64(header + H_STATE, state_word(DEAD, epoch), "relaxed")
     give_slot(world, seg, slot)
 

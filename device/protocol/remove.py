@@ -42,6 +42,7 @@ from nanokv.device.protocol.directory import (
 from nanokv.device.protocol.header import epoch_of, kill, state_word
 from nanokv.device.protocol.retire import count_eviction, retire
 from nanokv.device.protocol.status import CORRUPT, MISS, NOT_READY, OK, PINNED
+from nanokv.device.protocol.structs import Key
 from nanokv.device.segment.layout import COUNT_CORRUPT, EVICTED, PIN_BITS, PIN_COUNT, READY, REMOVED
 from nanokv.device.segment.world_table import World, header_at, open_world, segment
 
@@ -71,23 +72,23 @@ def remove_slot(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, 
 
 
 @triton.jit(noinline=True)
-def first_to_go(table: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+def first_to_go(table: tl.int64, key: Key) -> Any:
     """What a removal ends first: the primary, or else a copy.
 
     Returns (status, entry, STATE word, 1 if there are copies): OK, MISS, NOT_READY, CORRUPT, or PINNED if any copy is.
     """
     world = open_world(table)
-    home = segment(world, home_of(world, key_check))
+    home = segment(world, home_of(world, key.check))
     status = word(MISS)
     found = word(0)
     state = word(0)
     copies = word(0)
     pins = word(0)
-    tagged, _ = look(world, home, key_hash, key_check)
+    tagged, _ = look(world, home, key)
     while tagged != 0:
-        entry = load64(candidate_at(world, home, key_hash, first_place(tagged)), "relaxed")
-        if is_sure(entry, key_check):
-            answer, seen = judge(world, entry, key_hash, key_check)
+        entry = load64(candidate_at(world, home, key.hash, first_place(tagged)), "relaxed")
+        if is_sure(entry, key.check):
+            answer, seen = judge(world, entry, key)
             copies = copies | select(is_copy(entry), word(1), word(0))
             better = (status == MISS) | ((answer == NOT_READY) & (status == CORRUPT))
             if answer == OK:
@@ -104,16 +105,16 @@ def first_to_go(table: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any
 
 
 @triton.jit(noinline=True)
-def end_copies(table: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+def end_copies(table: tl.int64, key: Key) -> Any:
     """End every copy of an object that is seen, READY or WRITING: OK, or PINNED at the first one that is."""
     world = open_world(table)
-    home = segment(world, home_of(world, key_check))
+    home = segment(world, home_of(world, key.check))
     status = word(OK)
-    tagged, _ = look(world, home, key_hash, key_check)
+    tagged, _ = look(world, home, key)
     while (tagged != 0) & (status == OK):
-        entry = load64(candidate_at(world, home, key_hash, first_place(tagged)), "relaxed")
-        if is_sure(entry, key_check) & is_copy(entry):
-            answer, state = judge(world, entry, key_hash, key_check)
+        entry = load64(candidate_at(world, home, key.hash, first_place(tagged)), "relaxed")
+        if is_sure(entry, key.check) & is_copy(entry):
+            answer, state = judge(world, entry, key)
             alive = answer == OK
             if answer == NOT_READY:
                 alive = not stop_copy(world, entry, state)
@@ -125,12 +126,12 @@ def end_copies(table: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
 
 
 @triton.jit
-def remove_whole(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
+def remove_whole(world: World, key: Key) -> Any:
     """Remove a READY object and all its copies. Returns (status, owner of what went first, 1 if there were copies).
 
     OK, MISS, NOT_READY, PINNED or CORRUPT.
     """
-    turn = turn_at(world, segment(world, home_of(world, key_check)), key_hash)
+    turn = turn_at(world, segment(world, home_of(world, key.check)), key.hash)
     passed = load64(turn, "acquire")  # acquire: the entries of all that have passed (scenario copy-remove)
     status = word(MISS)
     owner = word(0)
@@ -138,10 +139,10 @@ def remove_whole(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
     rounds = word(0)
     more = rounds == 0
     while more:
-        status, entry, state, copies = first_to_go(world.table, key_hash, key_check)
+        status, entry, state, copies = first_to_go(world.table, key)
         if (status == OK) & is_copy(entry):
             # a copy that is READY has brought its primary along: if that is alive, it is seen now
-            status, entry, state, copies = first_to_go(world.table, key_hash, key_check)
+            status, entry, state, copies = first_to_go(world.table, key)
         rounds += 1
         more = status == OK
         owner = entry_owner(entry)
@@ -153,7 +154,7 @@ def remove_whole(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
     seen = copies
     while more:
         if seen != 0:
-            status = end_copies(world.table, key_hash, key_check)
+            status = end_copies(world.table, key)
         # acquire: the entries of all that have passed (kept). Later ones validate by themselves
         before = add64(turn, 1, "acquire")
         rounds += 1
@@ -167,7 +168,7 @@ def remove_whole(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
 
 
 @triton.jit
-def remove(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
+def remove(world: World, key: Key) -> Any:
     """Remove a READY object and all its copies. Returns (status, owner): OK, MISS, NOT_READY, PINNED or CORRUPT."""
-    status, owner, _ = remove_whole(world, key_hash, key_check)
+    status, owner, _ = remove_whole(world, key)
     return status, owner

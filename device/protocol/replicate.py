@@ -57,7 +57,7 @@ from nanokv.device.protocol.directory import (
     turn_at,
 )
 from nanokv.device.protocol.get import lookup, validate, verify
-from nanokv.device.protocol.header import acknowledge, describe, descriptor, reserve
+from nanokv.device.protocol.header import acknowledge, describe, descriptor_of, reserve
 from nanokv.device.protocol.label import label
 from nanokv.device.protocol.lease import lease
 from nanokv.device.protocol.lifetimes import lifetime, new_access
@@ -65,6 +65,7 @@ from nanokv.device.protocol.put import abort, allocate, extent_for, finish, undo
 from nanokv.device.protocol.ring import asleep
 from nanokv.device.protocol.shards import home_for
 from nanokv.device.protocol.status import DUPLICATE, FULL, INVALID, NO_ENTRY, NO_HEADER, NOT_READY, OK
+from nanokv.device.protocol.structs import Begun, Found, Key
 from nanokv.device.protocol.take_or_evict import take_header
 from nanokv.device.segment.layout import (
     ACCESS_TIME,
@@ -87,40 +88,30 @@ from nanokv.device.segment.world_table import World, header_at, is_rank, label_a
 
 # --- one copy ---------------------------------------------------------------------------------
 @triton.jit
-def is_held_by(
-    world: World, home: tl.int64, key_hash: tl.int64, key_check: tl.int64, tagged: tl.int64, target: tl.int64
-) -> Any:
+def is_held_by(world: World, home: tl.int64, key: Key, tagged: tl.int64, target: tl.int64) -> Any:
     """True if one of the entries at the places `tagged` leads to a READY object of the key in the segment `target`."""
     held = tagged != tagged
     while tagged != 0:
-        seen = load64(candidate_at(world, home, key_hash, first_place(tagged)), "relaxed")
-        if is_sure(seen, key_check) & (entry_owner(seen) == target):
-            answer, _ = judge(world, seen, key_hash, key_check)
+        seen = load64(candidate_at(world, home, key.hash, first_place(tagged)), "relaxed")
+        if is_sure(seen, key.check) & (entry_owner(seen) == target):
+            answer, _ = judge(world, seen, key)
             held = held | (answer == OK)
         tagged = tagged & (tagged - 1)
     return held
 
 
 @triton.jit
-def settle_copy(
-    world: World,
-    home: tl.int64,
-    key_hash: tl.int64,
-    key_check: tl.int64,
-    mine: tl.int64,
-    i: tl.int64,
-    target: tl.int64,
-) -> Any:
+def settle_copy(world: World, home: tl.int64, key: Key, mine: tl.int64, i: tl.int64, target: tl.int64) -> Any:
     """Settle a new copy in `target`, whose entry is at the place `mine`, with the i-th entry.
 
     OK, NOT_READY where a producer claims the key, or DUPLICATE where the target has the object.
     """
     status = word(OK)
-    seen = load64(candidate_at(world, home, key_hash, i), "relaxed")
-    if has_tag(seen, key_check):
-        answer, state = judge(world, seen, key_hash, key_check)
+    seen = load64(candidate_at(world, home, key.hash, i), "relaxed")
+    if has_tag(seen, key.check):
+        answer, state = judge(world, seen, key)
         live = (answer == OK) | (answer == NOT_READY)
-        if live & (not is_sure(seen, key_check)):
+        if live & (not is_sure(seen, key.check)):
             status = word(NOT_READY)
         elif live & (entry_owner(seen) == target):
             stays = is_copy(seen) & (answer == NOT_READY) & (mine < i)
@@ -131,54 +122,45 @@ def settle_copy(
 
 
 @triton.jit
-def enter_copy(
-    world: World, target: tl.int64, slot: tl.int64, epoch: tl.int64, key_hash: tl.int64, key_check: tl.int64
-) -> Any:
+def enter_copy(world: World, target: tl.int64, slot: tl.int64, epoch: tl.int64, key: Key) -> Any:
     """Give a copy that is WRITING its entry: OK, NO_ENTRY, or what `settle_copy` says of the others."""
-    home = segment(world, home_of(world, key_check))
-    _, empty = look(world, home, key_hash, key_check)
+    home = segment(world, home_of(world, key.check))
+    _, empty = look(world, home, key)
     start = roomiest(empty)
     status = select(start >= 0, word(OK), word(NO_ENTRY))
     mine = word(-1)
     if status == OK:
-        entry = entry_word(ENTRY_REPLICA, key_check, target, slot, epoch)
-        status, mine = place(world, home, key_hash, key_check, start, entry)
+        entry = entry_word(ENTRY_REPLICA, key.check, target, slot, epoch)
+        status, mine = place(world, home, key, start, entry)
     if status == OK:
         # acq_rel: others that look see this entry, or this sees what they did (scenario copy-copy)
-        add64(turn_at(world, home, key_hash), ONE_COPY_PASSED, "acq_rel")
-        tagged, _ = look(world, home, key_hash, key_check)
+        add64(turn_at(world, home, key.hash), ONE_COPY_PASSED, "acq_rel")
+        tagged, _ = look(world, home, key)
         others = tagged & ~(word(1) << mine)
         while (others != 0) & (status == OK):
-            status = settle_copy(world, home, key_hash, key_check, mine, first_place(others), target)
+            status = settle_copy(world, home, key, mine, first_place(others), target)
             others = others & (others - 1)
     return status
 
 
 @triton.jit
 def allocate_copy(
-    world: World,
-    target: tl.int64,
-    key_hash: tl.int64,
-    key_check: tl.int64,
-    size_class: tl.int64,
-    n_pages: tl.int64,
-    nbytes: tl.int64,
-    now: tl.int64,
+    world: World, target: tl.int64, key: Key, size_class: tl.int64, n_pages: tl.int64, nbytes: tl.int64, now: tl.int64
 ) -> Any:
     """Take a header slot and pages for a copy, and publish WRITING, before it has an entry.
 
     Returns (status, slot, epoch, payload offset): OK, NO_HEADER, FULL or LOST.
     """
     seg = segment(world, target)
-    access = new_access(world, seg, key_hash, now, lifetime(seg))
-    slot, epoch = take_header(world, seg, target, home_for(world, key_hash), now)
+    access = new_access(world, seg, key.hash, now, lifetime(seg))
+    slot, epoch = take_header(world, seg, target, home_for(world, key.hash), now)
     status = word(NO_HEADER)
     payload = word(0)
     if slot < 0:
         add64(seg + COUNT_REFUSED, 1, "relaxed")
     else:
-        reserve(world, seg, slot, epoch, key_hash, key_check, 0)
-        status, payload = allocate(world, seg, target, slot, epoch, size_class, n_pages, nbytes, now, key_hash, access)
+        reserve(world, seg, slot, epoch, key, 0)
+        status, payload = allocate(world, seg, target, slot, epoch, size_class, n_pages, nbytes, now, key, access)
         if status == FULL:
             if not undo(world, seg, target, slot, epoch):
                 acknowledge(header_at(world, seg, slot), epoch)
@@ -186,14 +168,12 @@ def allocate_copy(
 
 
 @triton.jit
-def begin_copy(
-    world: World, target: tl.int64, key_hash: tl.int64, key_check: tl.int64, nbytes: tl.int64, now: tl.int64
-) -> Any:
+def begin_copy(world: World, target: tl.int64, key: Key, nbytes: tl.int64, now: tl.int64) -> Any:
     """Begin a copy of `nbytes` in the segment of `target`: a header that is WRITING with an entry, and pages to fill.
 
-    Returns (status, slot, epoch, payload offset, phase): OK, DUPLICATE, NOT_READY, FULL, NO_HEADER, NO_ENTRY, LOST, or
-    INVALID for an object without bytes or of too many, or a rank that is none. After OK the caller stores the payload
-    and calls `end_copy`; after any other status there is nothing to do.
+    Returns (status, Begun): OK, DUPLICATE, NOT_READY, FULL, NO_HEADER, NO_ENTRY, LOST, or INVALID for an object without
+    bytes or of too many, or a rank that is none. After OK the caller stores the payload and calls `end_copy`; after any
+    other status there is nothing to do.
     """
     status = word(INVALID)
     slot = word(-1)
@@ -203,51 +183,45 @@ def begin_copy(
     n_pages, size_class = extent_for(world, nbytes)
     if is_rank(world, target) & (size_class >= 0) & (n_pages > 0):
         phase = enter(world, segment(world, target))
-        status, slot, epoch, payload = allocate_copy(
-            world, target, key_hash, key_check, size_class, n_pages, nbytes, now
-        )
+        status, slot, epoch, payload = allocate_copy(world, target, key, size_class, n_pages, nbytes, now)
         if status == OK:
-            status = enter_copy(world, target, slot, epoch, key_hash, key_check)
+            status = enter_copy(world, target, slot, epoch, key)
             if status != OK:
                 abort(world, target, slot, epoch)
         if status != OK:
             leave(world, segment(world, target), phase)
-    return status, slot, epoch, payload, phase
+    return status, Begun(slot, epoch, payload, phase)
 
 
 @triton.jit
-def end_copy(world: World, target: tl.int64, slot: tl.int64, epoch: tl.int64, phase: tl.int64, copied: tl.int64) -> Any:
+def end_copy(world: World, target: tl.int64, begun: Begun, copied: tl.int64) -> Any:
     """Commit a copy whose bytes are there if `copied` is OK, else give it up: LOST if it was, else `copied`."""
     status = copied + 0
     if copied == OK:
-        status = finish(world, target, slot, epoch, phase)
+        status = finish(world, target, begun)
     else:
-        abort(world, target, slot, epoch)
-        leave(world, segment(world, target), phase)
+        abort(world, target, begun.slot, begun.epoch)
+        leave(world, segment(world, target), begun.phase)
     return status
 
 
 # --- a copy of an object that is there --------------------------------------------------------
 @triton.jit
-def begin_replica(world: World, target: tl.int64, key_hash: tl.int64, key_check: tl.int64, now: tl.int64) -> Any:
+def begin_replica(world: World, target: tl.int64, key: Key, now: tl.int64) -> Any:
     """Look an object up, and begin a copy of it in the segment of `target`.
 
-    Returns (status, slot, epoch, payload, phase) of the copy, and (owner, slot, epoch, payload, bytes) of the object to
-    copy: what `begin_copy` and `get.lookup` answer.
+    Returns (status, Begun of the copy, Found of the object): see `begin_copy` and `get.lookup`.
     """
-    slot = word(-1)
-    epoch = word(0)
-    payload = word(0)
-    phase = word(0)
-    home = segment(world, home_of(world, key_check))
-    status, owner, of_slot, of_epoch, of_payload, nbytes = lookup(world, key_hash, key_check)
+    home = segment(world, home_of(world, key.check))
+    status, found = lookup(world, key)
+    begun = Begun(word(-1), word(0), word(0), word(0))
     if status == OK:
-        tagged, _ = look(world, home, key_hash, key_check)
-        if is_held_by(world, home, key_hash, key_check, tagged, target):
+        tagged, _ = look(world, home, key)
+        if is_held_by(world, home, key, tagged, target):
             status = word(DUPLICATE)
     if status == OK:
-        status, slot, epoch, payload, phase = begin_copy(world, target, key_hash, key_check, nbytes, now)
-    return status, slot, epoch, payload, phase, owner, of_slot, of_epoch, of_payload, nbytes
+        status, begun = begin_copy(world, target, key, found.nbytes, now)
+    return status, begun, found
 
 
 @triton.jit(noinline=True)
@@ -267,17 +241,7 @@ def inherit_terms(table: tl.int64, owner: tl.int64, of_slot: tl.int64, target: t
 
 
 @triton.jit
-def end_replica(
-    world: World,
-    target: tl.int64,
-    slot: tl.int64,
-    epoch: tl.int64,
-    phase: tl.int64,
-    owner: tl.int64,
-    of_slot: tl.int64,
-    of_epoch: tl.int64,
-    copied: tl.int64,
-) -> Any:
+def end_replica(world: World, target: tl.int64, begun: Begun, found: Found, copied: tl.int64) -> Any:
     """End a copy that `begin_replica` began and whose bytes were copied and verified with the status `copied`.
 
     Returns (status, 1 if the target's poller sleeps): OK, TORN, CORRUPT or LOST.
@@ -285,46 +249,43 @@ def end_replica(
     seg = segment(world, target)
     status = copied + 0
     if status == OK:
-        kind, d0, d1, d2, d3, d4, d5, d6 = descriptor(world, segment(world, owner), of_slot)
-        describe(world, seg, slot, kind, d0, d1, d2, d3, d4, d5, d6)
-        inherit_terms(world.table, owner, of_slot, target, slot)
-        if has_checksum(header_at(world, segment(world, owner), of_slot)):  # it may be 0
-            flags = header_at(world, seg, slot) + H_FLAGS
+        owner = segment(world, found.owner)
+        describe(world, seg, begun.slot, descriptor_of(world, owner, found.slot))
+        inherit_terms(world.table, found.owner, found.slot, target, begun.slot)
+        if has_checksum(header_at(world, owner, found.slot)):  # it may be 0
+            flags = header_at(world, seg, begun.slot) + H_FLAGS
             store64(flags, load64(flags, "relaxed") | FLAG_CHECKSUM, "relaxed")
-        status = validate(world, owner, of_slot, of_epoch)
-    status = end_copy(world, target, slot, epoch, phase, status)
+        status = validate(world, found.owner, found.slot, found.epoch)
+    status = end_copy(world, target, begun, status)
     return status, asleep(seg)
 
 
 @triton.jit
-def replicate(world: World, target: tl.int64, key_hash: tl.int64, key_check: tl.int64, now: tl.int64) -> Any:
+def replicate(world: World, target: tl.int64, key: Key, now: tl.int64) -> Any:
     """Copy the object of a key into the segment of `target`: (status, 1 if the target's poller sleeps).
 
     OK, DUPLICATE if the target has it, MISS, NOT_READY, FULL, NO_HEADER, NO_ENTRY, TORN, CORRUPT, LOST or INVALID.
     """
     sleeps = word(0)
-    status, slot, epoch, payload, phase, owner, of_slot, of_epoch, of_payload, nbytes = begin_replica(
-        world, target, key_hash, key_check, now
-    )
+    status, begun, found = begin_replica(world, target, key, now)
     if status == OK:
-        to = segment(world, target) + payload
-        copy_bytes(to, segment(world, owner) + of_payload, nbytes)
-        copied = verify(world, owner, of_slot, of_epoch, key_hash, key_check, to, nbytes)
-        status, sleeps = end_replica(world, target, slot, epoch, phase, owner, of_slot, of_epoch, copied)
+        to = segment(world, target) + begun.payload
+        copy_bytes(to, segment(world, found.owner) + found.payload, found.nbytes)
+        status, sleeps = end_replica(world, target, begun, found, verify(world, found, key, to))
     return status, sleeps
 
 
 # --- where the copies are ---------------------------------------------------------------------
 @triton.jit
-def find_copies(world: World, key_hash: tl.int64, key_check: tl.int64, out: tl.int64) -> Any:
+def find_copies(world: World, key: Key, out: tl.int64) -> Any:
     """How many READY objects a key has; their entries are written as words at the address `out`, at most sixteen."""
-    home = segment(world, home_of(world, key_check))
-    tagged, _ = look(world, home, key_hash, key_check)
+    home = segment(world, home_of(world, key.check))
+    tagged, _ = look(world, home, key)
     count = word(0)
     while tagged != 0:
-        entry = load64(candidate_at(world, home, key_hash, first_place(tagged)), "relaxed")
-        if is_sure(entry, key_check):
-            answer, _ = judge(world, entry, key_hash, key_check)
+        entry = load64(candidate_at(world, home, key.hash, first_place(tagged)), "relaxed")
+        if is_sure(entry, key.check):
+            answer, _ = judge(world, entry, key)
             if answer == OK:
                 store64(out + count * WORD_BYTES, entry, "relaxed")
                 count += 1

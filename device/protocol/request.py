@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import table64
+from nanokv.device.protocol.structs import Descriptor, Key
 from nanokv.device.segment.layout import FLAG_PLAN, WORD_BYTES
 from nanokv.device.segment.record import Field, Record
 from nanokv.device.segment.world_table import World, is_rank
@@ -62,10 +63,16 @@ def is_possible(world: World, request: tl.int64) -> Any:
 
 
 @triton.jit
-def what_of(request: tl.int64) -> Any:
-    """The descriptor in a request: (kind, seven dimensions)."""
+def key_in(request: tl.int64) -> Any:
+    """The key in a request."""
+    return Key(table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK))
+
+
+@triton.jit
+def descriptor_in(request: tl.int64) -> Any:
+    """The descriptor in a request."""
     what = request + Q_WHAT
-    return (
+    return Descriptor(
         table64(what),
         table64(what + 1 * WORD_BYTES),
         table64(what + 2 * WORD_BYTES),

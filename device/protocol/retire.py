@@ -67,8 +67,7 @@ def take_out(world: World, seg: tl.int64, slot: tl.int64) -> Any:
 def retire(world: World, seg: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, kind: tl.int64) -> None:
     """Free everything that a header holds which the caller made DEAD, and leave a hint: REMOVED or EVICTED."""
     header = header_at(world, seg, slot)
-    key_hash, key_check = key_of(header, epoch)
-    erase(world, owner, slot, epoch, key_hash, key_check)
+    erase(world, owner, slot, epoch, key_of(header, epoch))
     page, size_class = take_out(world, seg, slot)
     if page >= 0:
         give(world, seg, page, size_class)

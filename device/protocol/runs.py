@@ -47,13 +47,13 @@ from nanokv.device.protocol.put import extent_for, undo
 from nanokv.device.protocol.request import (
     Q_BYTES,
     Q_FLAGS,
-    Q_KEY_CHECK,
     Q_KEY_HASH,
     Q_LEASE,
     Q_OWNER,
     REQUEST_BYTES,
+    descriptor_in,
     is_possible,
-    what_of,
+    key_in,
 )
 from nanokv.device.protocol.ring import announce_run
 from nanokv.device.protocol.shards import extent_list, home_for, slot_list
@@ -119,7 +119,7 @@ def drop_member(
         if status == FULL:
             add64(seg + COUNT_REFUSED, 1, "relaxed")
             # the entry goes first: the key must not lead to the next object of the slot
-            erase(world, owner, slot, epoch, table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK))
+            erase(world, owner, slot, epoch, key_in(request))
         if not undo(world, seg, owner, slot, epoch):
             acknowledge(header_at(world, seg, slot), epoch)
 
@@ -157,18 +157,18 @@ def claim_keys(
     more = count > 0
     while more:
         request = requests + i * REQUEST_BYTES
-        key_hash, key_check = table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK)
-        home = home_for(world, key_hash)
+        key = key_in(request)
+        home = home_for(world, key.hash)
         slot, epoch, hand, left = next_slot(world, seg, home, hand, left, count - i)
         if slot < 0:
             slot, epoch = take_header_elsewhere(world, seg, owner, home, now)
         more = slot >= 0
         if more:
-            reserve(world, seg, slot, epoch, key_hash, key_check, flags)
+            reserve(world, seg, slot, epoch, key, flags)
             ticket = tickets + i * TICKET_BYTES
             said = word(STORED) | (slot << RING_HEADER_SHIFT) | (epoch << RING_EPOCH_SHIFT)
             store64(ticket + T_ANSWER, said, "relaxed")
-            status = claim(world, owner, slot, epoch, key_hash, key_check)
+            status = claim(world, owner, slot, epoch, key)
             if status == OK:
                 claimed += 1
             else:
@@ -285,8 +285,7 @@ def begin_member(
             published = publish(world, seg, slot, epoch, n_pages, payload, nbytes, access)
             status = select(published, word(OK), word(LOST))
         if status == OK:
-            kind, d0, d1, d2, d3, d4, d5, d6 = what_of(request)
-            describe(world, seg, slot, kind, d0, d1, d2, d3, d4, d5, d6)
+            describe(world, seg, slot, descriptor_in(request))
             if table64(request + Q_LEASE) != 0:
                 lease(world, owner, slot, table64(request + Q_LEASE))
             if has_label(request):
@@ -301,11 +300,9 @@ def seal_whole(table: tl.int64, request: tl.int64, slot: tl.int64, src: tl.int64
     """Give an object the checksum over its bytes at the address `src`, before its commit."""
     world = open_world(table)
     seg = segment(world, table64(request + Q_OWNER))
-    key_hash, key_check = table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK)
     nbytes = table64(request + Q_BYTES)
-    kind, d0, d1, d2, d3, d4, d5, d6 = what_of(request)
     payload_sum = checksum_bytes(src, nbytes, 0)
-    seal(world, seg, slot, key_hash, key_check, nbytes, payload_sum, kind, d0, d1, d2, d3, d4, d5, d6)
+    seal(world, seg, slot, key_in(request), nbytes, payload_sum, descriptor_in(request))
 
 
 @triton.jit

@@ -76,9 +76,6 @@ WHAT = Record(
 
 WHAT_BYTES = WHAT.at("nbytes")
 WHAT_FORMAT = WHAT.at("format")
-WHAT_D0, WHAT_D1, WHAT_D2, WHAT_D3, WHAT_D4, WHAT_D5, WHAT_D6 = (
-    tl.constexpr(WHAT.offsets["dims"] + i * WORD) for i in range(MAX_DIMS)
-)
 
 NOT_ALIKE = tl.constexpr(-1)  #: no address of a tensor's bytes
 LOWEST = tl.constexpr(1 << 36)  #: address: below it may be an offset in a storage that has no memory, whose base is 0
@@ -191,7 +188,6 @@ NEW = Record(
 NEW_BYTES = NEW.size_constant()
 NEW_NBYTES = NEW.at("nbytes")
 NEW_FORMAT = NEW.at("format")
-NEW_DIMS = NEW.at("dims")
 NEW_LIKE = NEW.at("like")
 NEW_KINDS = 64  #: a power of two: dtypes and shapes of which native code makes new tensors
 

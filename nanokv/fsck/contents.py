@@ -80,4 +80,4 @@ def _checksum() -> Any:
     from nanokv.device.machines.native_code import native_function  # brings numba, which other checks do not need
     from nanokv.device.protocol.checksum import stored_checksum
 
-    return native_function(stored_checksum, 12)
+    return native_function(stored_checksum)

@@ -122,7 +122,7 @@ from nanokv.device.machines.native_code import native_function
 spec = importlib.util.spec_from_file_location("small_functions", sys.argv[1])
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-print(native_function(module.small, 1)(5))
+print(native_function(module.small)(5))
 """
 
 
@@ -130,7 +130,7 @@ CALLS_WRONGLY = (
     COMPILES_SMALL
     + """
 assert "numba" not in sys.modules
-small, fails = native_function(module.small, 1), native_function(module.fails, 1)
+small, fails = native_function(module.small), native_function(module.fails)
 for function, wrong in ((small, ()), (small, (1, 2)), (small, ("1",)), (small, (2**63,)), (fails, (0,))):
     try:
         function(*wrong)
@@ -221,24 +221,24 @@ def test_another_clone_of_the_same_version_compiles_nothing(tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("folder")
 def test_a_function_is_loaded_from_the_cache(tmp_path: Path, compilations: list[str]) -> None:
-    assert native_function(small(tmp_path), 1)(5) == 11
-    assert native_function(small(tmp_path), 1)(5) == 11
+    assert native_function(small(tmp_path))(5) == 11
+    assert native_function(small(tmp_path))(5) == 11
     assert compilations == ["small"]
 
 
 @pytest.mark.usefixtures("folder")
 def test_a_change_in_a_function_that_is_called_is_compiled(tmp_path: Path, compilations: list[str]) -> None:
-    assert native_function(small(tmp_path), 1)(5) == 11
-    assert native_function(small(tmp_path, factor=3), 1)(5) == 16
-    assert native_function(small(tmp_path, step=4), 1)(5) == 14
+    assert native_function(small(tmp_path))(5) == 11
+    assert native_function(small(tmp_path, factor=3))(5) == 16
+    assert native_function(small(tmp_path, step=4))(5) == 14
     assert len(compilations) == 3
 
 
 def test_a_file_that_changes_after_it_was_loaded_lends_its_digest_to_nothing(tmp_path: Path, folder: Path) -> None:
     old = small(tmp_path)
     new = small(tmp_path, factor=3)  # the file has changed, and `old` is not compiled yet
-    assert native_function(old, 1)(5) == 11
-    assert native_function(new, 1)(5) == 16
+    assert native_function(old)(5) == 11
+    assert native_function(new)(5) == 16
     assert list(folder.glob("nanokv/*/*.code"))
 
 
@@ -246,20 +246,20 @@ def test_a_file_that_changes_after_it_was_loaded_lends_its_digest_to_nothing(tmp
 def test_a_damaged_file_is_compiled_again(
     tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture, change: str
 ) -> None:
-    native_function(small(tmp_path), 1)
+    native_function(small(tmp_path))
     (path,) = folder.glob("nanokv/*/*.code")
     whole = path.read_bytes()
     middle = len(whole) // 2
     flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
     path.write_bytes({"cut": whole[:100], "flip": flipped, "empty": b""}[change])
-    assert native_function(small(tmp_path), 1)(5) == 11
+    assert native_function(small(tmp_path))(5) == 11
     assert "damaged" in caplog.text
     assert CodeFile(path.stem, path.read_bytes()[16:32]).load() is not None
 
 
 @pytest.mark.usefixtures("folder")
 def test_code_that_uses_a_symbol_that_this_process_lacks_is_not_loaded(tmp_path: Path) -> None:
-    native_function(small(tmp_path), 1)
+    native_function(small(tmp_path))
     file = CodeFile("small_functions.small", code_cache.function_digest(small(tmp_path)))
     code = file.load()
     assert code is not None
@@ -270,7 +270,7 @@ def test_code_that_uses_a_symbol_that_this_process_lacks_is_not_loaded(tmp_path:
 def test_sources_that_change_under_a_process_neither_lend_nor_take_code(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    native_function(small(tmp_path), 1)
+    native_function(small(tmp_path))
     code = CodeFile("small_functions.small", code_cache.function_digest(small(tmp_path))).load()
     assert code is not None
     CodeFile("of_rooms").keep(code)
@@ -289,7 +289,7 @@ def test_sources_that_change_under_a_process_neither_lend_nor_take_code(
 # --- calls from Python -------------------------------------------------------------------------
 @pytest.mark.usefixtures("folder")
 def test_a_call_takes_words_and_nothing_else(tmp_path: Path) -> None:
-    function = native_function(small(tmp_path), 1)
+    function = native_function(small(tmp_path))
     assert [function(x) for x in (-(2**62), True)] == [-(2**63) + 1, 3]
     for wrong in ((), (1, 2), ("1",), (1.5,), (None,)):
         with pytest.raises(TypeError):
@@ -302,7 +302,7 @@ def test_a_call_takes_words_and_nothing_else(tmp_path: Path) -> None:
 def test_a_process_without_the_compiler_raises_the_same_errors(tmp_path: Path) -> None:
     functions = small_functions(tmp_path)
     for function in (functions.small, functions.fails):
-        native_function(function, 1)
+        native_function(function)
     process = start_python(CALLS_WRONGLY, str(tmp_path / "small_functions.py"))
     assert process.communicate(timeout=500)[0].splitlines() == [
         "11",
@@ -328,7 +328,7 @@ def test_a_named_folder_that_cannot_be_made_is_an_error_that_names_the_variable(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("NANOKV_CACHE_DIR", str(tmp_path / "file" / "cache"))
     with pytest.raises(InvalidArgument, match=r"file/cache.*: Not a directory.*set NANOKV_CACHE_DIR"):
-        native_function(small(tmp_path), 1)
+        native_function(small(tmp_path))
 
 
 def test_without_any_folder_the_error_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +362,7 @@ def test_code_that_cannot_be_kept_runs_and_warns(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
-    assert native_function(function, 1)(5) == 11
+    assert native_function(function)(5) == 11
     assert "No space left on device" in caplog.text and "NANOKV_CACHE_DIR" in caplog.text
     assert list(folder.glob("nanokv/*/*")) == []
 
@@ -406,7 +406,7 @@ def test_a_terminal_shows_a_bar_that_moves(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("nanokv.device.machines.compile_progress.WORTH_SAYING", 1)
     function = small(tmp_path)
     with compile_progress([function]):
-        native_function(function, 1)
+        native_function(function)
     assert "nanokv compiles its protocol" in terminal.getvalue() and "100%" in terminal.getvalue()
 
 
@@ -438,7 +438,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def small_code(tmp_path: Path) -> ObjectCode:
-    native_function(small(tmp_path), 1)
+    native_function(small(tmp_path))
     code = CodeFile("small_functions.small", code_cache.function_digest(small(tmp_path))).load()
     assert code is not None
     return code

@@ -165,7 +165,7 @@ class Both:
 
 @cache
 def compiled(function: Any, arguments: int) -> Any:
-    return native_function(function, arguments)
+    return native_function(function)
 
 
 @pytest.fixture

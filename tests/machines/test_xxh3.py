@@ -31,7 +31,7 @@ def store_hash(at: tl.int64, nbytes: tl.int64, out: tl.int64) -> Any:
 
 @cache
 def native() -> NativeFunction:
-    return native_function(store_hash, 3)
+    return native_function(store_hash)
 
 
 def halves(raw: bytes, shift: int = 0) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from nanokv.device.protocol.claim import claim, erase
 from nanokv.device.protocol.directory import find
 from nanokv.device.protocol.header import kill, next_epoch, reserve, state_word
 from nanokv.device.protocol.status import DUPLICATE, NOT_READY, OK, Status
+from nanokv.device.protocol.structs import Key
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import (
     EPOCH_SHIFT,
@@ -35,9 +36,9 @@ def claim_all(world: World, owner: tl.int64, first: tl.int64, keys: tl.int64, co
     wins = word(0)
     i = word(0)
     while i < count:
-        key_hash = load64(keys + 2 * i * WORD_BYTES, "relaxed")
-        key_check = load64(keys + (2 * i + 1) * WORD_BYTES, "relaxed")
-        status = claim(world, owner, first + i, word(1), key_hash, key_check)
+        at = keys + 2 * i * WORD_BYTES
+        key = Key(load64(at, "relaxed"), load64(at + WORD_BYTES, "relaxed"))
+        status = claim(world, owner, first + i, word(1), key)
         store64(out + i * WORD_BYTES, status, "relaxed")
         if status == OK:
             wins += 1
@@ -66,16 +67,16 @@ def hold_and_let_go(
     i = word(0)
     while i < rounds:
         which = (i * 7 + slot) % 4
-        key_hash = load64(keys + 2 * which * WORD_BYTES, "relaxed")
-        key_check = load64(keys + (2 * which + 1) * WORD_BYTES, "relaxed")
+        at = keys + 2 * which * WORD_BYTES
+        key = Key(load64(at, "relaxed"), load64(at + WORD_BYTES, "relaxed"))
         epoch = next_epoch(load64(header_at(world, seg, slot) + H_STATE, "relaxed"))
-        reserve(world, seg, slot, epoch, key_hash, key_check, word(0))
-        status = claim(world, owner, slot, epoch, key_hash, key_check)
+        reserve(world, seg, slot, epoch, key, word(0))
+        status = claim(world, owner, slot, epoch, key)
         if status == OK:
             held += 1
             if cas64(holders + which * WORD_BYTES, 0, 1, "acq_rel") != 0:
                 shared += 1
-            answer, entry = find(world, key_hash, key_check)
+            answer, entry = find(world, key)
             if (answer != NOT_READY) | (((entry >> 24) & 0x3FFFFFF) != slot):
                 unfound += 1
             store64(holders + which * WORD_BYTES, word(0), "release")
@@ -84,7 +85,7 @@ def hold_and_let_go(
         if kill(header_at(world, seg, slot), RESERVED, epoch) != state_word(RESERVED, epoch):
             odd += 1
         if status == OK:
-            erase(world, owner, slot, epoch, key_hash, key_check)
+            erase(world, owner, slot, epoch, key)
         i += 1
     return held, shared, unfound, odd
 

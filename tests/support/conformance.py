@@ -9,9 +9,11 @@ copies. Results and every byte must agree. The first call that differs is printe
 
 import argparse
 import importlib
+import inspect
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import numba
@@ -26,7 +28,7 @@ from nanokv.device.machines.native_code import native_function
 from nanokv.device.machines.native_compiler import CPU_VOCABULARY
 from nanokv.device.memory import native as memory_native
 from nanokv.device.memory.retarget import retarget
-from nanokv.device.segment.world_table import open_world
+from nanokv.device.segment.world_table import World, open_world
 from tests.support.random_state import ARGUMENTS, Address, Draw, Memory, corrupt, history
 
 MODULES = (
@@ -51,23 +53,42 @@ MODULES = (
 @triton.jit
 def call_kernel(frame: tl.int64, function: tl.constexpr, count: tl.constexpr) -> None:
     """Call a function with `count` words of the frame and write what it returns. Only for the interpreter."""
-    words = [arg(frame, i) for i in range(1, count + 1)]
-    if function.fn.__code__.co_varnames[0] == "world":
-        words[0] = open_world(words[0])
-    results = function(*words)
-    if results is not None:
-        for i, value in enumerate(results if isinstance(results, (tuple, tl.tuple)) else (results,)):
-            answer(frame, i, value)
+    words = iter([arg(frame, i) for i in range(1, count + 1)])
+    for i, value in enumerate(flat(function(*[taken(kind, words) for kind in kinds(function)]))):
+        answer(frame, i, value)
+
+
+def kinds(function: Any) -> list[Any]:
+    """What a function takes: the annotation of each parameter."""
+    return [function.fn.__annotations__[name] for name in inspect.signature(function.fn).parameters]
+
+
+def words_of(kind: Any) -> int:
+    """How many words an argument is."""
+    return len(kind._fields) if kind is not World and hasattr(kind, "_fields") else 1
+
+
+def taken(kind: Any, words: Iterator[Any]) -> Any:
+    """An argument for Triton's interpreter, made of words."""
+    if kind is World:
+        return open_world(next(words))
+    return kind(*islice(words, words_of(kind))) if hasattr(kind, "_fields") else next(words)
+
+
+def flat(answers: Any) -> Iterator[Any]:
+    """The words of what a function returned."""
+    if isinstance(answers, (tuple, tl.tuple)):
+        for each in answers:
+            yield from flat(each)
+    elif answers is not None:
+        yield answers
 
 
 class Copy(Memory):
     """One copy of a world's memory, and the two ways to call functions on it."""
 
     def native(self, function: Callable[..., Any], args: list[int | Address]) -> list[int | Address]:
-        results = function(*[self.resolved(a) for a in args])
-        if results is None:
-            return []
-        return [self.named(int(r)) for r in (results if isinstance(results, tuple) else (results,))]
+        return [self.named(int(word)) for word in flat(function(*[self.resolved(a) for a in args]))]
 
     def interpreted(self, function: Any, args: list[int | Address], returned: int) -> list[int | Address]:
         frame = np.zeros(FRAME_WORDS, np.int64)
@@ -95,10 +116,16 @@ class Runner:
         self._done: dict[Any, Any] = {}
         self._planted = planted
 
-    def _native(self, function: Any, arity: int) -> Callable[..., Any]:
+    def _native(self, function: Any) -> Callable[..., Any]:
         if self._planted is None:
-            return native_function(function, arity)
-        return retarget(function, CPU_VOCABULARY | self._planted, lambda f: numba.njit(f, nogil=True), self._done)
+            return native_function(function)
+        planted = retarget(function, CPU_VOCABULARY | self._planted, lambda f: numba.njit(f, nogil=True), self._done)
+
+        def call(*arguments: int) -> Any:
+            words = iter(arguments)
+            return planted(*[next(words) if words_of(kind) == 1 else taken(kind, words) for kind in kinds(function)])
+
+        return call
 
     def round(self, name: str, function: Any, seed: int) -> str | None:
         """One comparison; None, or the difference."""
@@ -106,12 +133,11 @@ class Runner:
         history(rng, self.origin)
         if rng.random() < 0.5:
             corrupt(rng, self.origin)
-        kinds = ARGUMENTS[name].split()
         draw = Draw(name, rng, self.origin)
-        args = [getattr(draw, kind)() for kind in kinds]
+        args = [getattr(draw, kind)() for kind in ARGUMENTS[name].split()]
         self.one.bytes[:] = self.origin.bytes
         self.two.bytes[:] = self.origin.bytes
-        native = self.one.native(self._native(function, len(args)), args)
+        native = self.one.native(self._native(function), args)
         other = self.two.interpreted(function, args, len(native))
         if native != other:
             return f"{name}{args}: native {native}, interpreted {other}"
@@ -139,8 +165,8 @@ def main() -> int:
     chosen = parser.parse_args()
     modules = tuple(chosen.modules.split(","))
     found = functions(modules)
-    known = {name: len(kinds.split()) for name, kinds in ARGUMENTS.items()}
-    wrong = [name for name, function in found.items() if known.get(name) != function.fn.__code__.co_argcount]
+    known = {name: len(drawn.split()) for name, drawn in ARGUMENTS.items()}
+    wrong = [name for name, function in found.items() if known.get(name) != sum(map(words_of, kinds(function)))]
     if wrong:
         print(f"ARGUMENTS in tests/support/random_state.py does not say what {sorted(wrong)} take")
         return 2

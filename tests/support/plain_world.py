@@ -63,7 +63,7 @@ def in_threads(*calls: Callable[[], Any]) -> list[Any]:
 @cache
 def native(function: Any, arguments: int) -> Any:
     """A device function, compiled as in production."""
-    return native_function(function, arguments)
+    return native_function(function)
 
 
 def yielding(function: Any, arguments: int) -> Any:

@@ -28,8 +28,8 @@ def test_steps_of_the_benchmark_are_those_of_a_put() -> None:
 
 def test_another_order_is_noticed() -> None:
     source = inspect.getsource(put)
-    claim = "            status = claim_at(world, home, start, owner, slot, epoch, key_hash, key_check)\n"
-    reserve = "            reserve(world, seg, slot, epoch, key_hash, key_check, flags)\n"
+    claim = "            status = claim_at(world, home, start, owner, slot, epoch, key)\n"
+    reserve = "            reserve(world, seg, slot, epoch, key, flags)\n"
     assert reserve + claim in source
     assert steps_of_the_benchmark() != steps_of_a_put(source.replace(reserve + claim, claim + reserve))
     assert steps_of_the_benchmark() != steps_of_a_put(source.replace(claim, ""))

@@ -10,10 +10,12 @@ from nanokv.check.machine.slow import slow_function
 from nanokv.device.machines.native_code import native_function
 from nanokv.device.memory.triton import select, store64, table64, word
 from nanokv.device.protocol.get import lookup, read
+from nanokv.device.protocol.header import raw_bytes
 from nanokv.device.protocol.pins import pin, unpin
 from nanokv.device.protocol.put import put
 from nanokv.device.protocol.remove import remove
 from nanokv.device.protocol.status import OK
+from nanokv.device.protocol.structs import Key
 from nanokv.device.segment.layout import WORD_BYTES
 from nanokv.device.segment.world_table import World, segment
 
@@ -58,17 +60,17 @@ def hammer(world: World, seed: tl.int64, rounds: tl.int64, keys: tl.int64, buffe
             words = 1 + (random >> 16) % room
             fill(buffer, words, (key << 32) | (seed << 24) | i)
             owner = random % world.world_size
-            status, _ = put(world, owner, key, key, buffer, words * WORD_BYTES, i, 0, 0, 0, 0, 0, 0, 0, 0)
+            status, _ = put(world, owner, Key(key, key), buffer, words * WORD_BYTES, i, raw_bytes())
             puts += select(status == OK, word(1), word(0))
         elif choice < 6:
-            status, owner, slot, epoch, payload, nbytes = lookup(world, key, key)
-            if (status == OK) & (nbytes <= room * WORD_BYTES):
-                status = read(world, owner, slot, epoch, key, key, payload, nbytes, buffer, i)
+            status, found = lookup(world, Key(key, key))
+            if (status == OK) & (found.nbytes <= room * WORD_BYTES):
+                status = read(world, found, Key(key, key), buffer, i)
                 if status == OK:
                     reads += 1
-                    wrong += differing(buffer, nbytes // WORD_BYTES, key)
+                    wrong += differing(buffer, found.nbytes // WORD_BYTES, key)
         else:
-            status, owner = remove(world, key, key)
+            status, owner = remove(world, Key(key, key))
             removals += select(status == OK, word(1), word(0))
         i += 1
     return puts, reads, removals, wrong
@@ -84,15 +86,15 @@ def pin_hammer(world: World, seed: tl.int64, rounds: tl.int64, keys: tl.int64) -
     while i < rounds:
         random = (random * 1103515245 + 12345) & 0x7FFFFFFF
         key = (random >> 8) % keys
-        status, owner, slot, epoch, payload, nbytes = lookup(world, key, key)
+        status, found = lookup(world, Key(key, key))
         if status == OK:
-            seg = segment(world, owner)
-            status, line = pin(world, owner, slot, epoch)
+            seg = segment(world, found.owner)
+            status, line = pin(world, found.owner, found.slot, found.epoch)
             if status == OK:
                 pinned += 1
                 if i % READ_EVERY == 0:
-                    wrong += differing(seg + payload, nbytes // WORD_BYTES, key)
-                unpin(world, owner, slot, epoch, line)
+                    wrong += differing(seg + found.payload, found.nbytes // WORD_BYTES, key)
+                unpin(world, found.owner, found.slot, found.epoch, line)
         i += 1
     return pinned, wrong
 
@@ -107,7 +109,7 @@ class Hammers(NamedTuple):
 @cache
 def compiled_hammers() -> Hammers:
     """At full speed. Compiled once per machine, loaded once per process."""
-    return Hammers(native_function(hammer, 6), native_function(pin_hammer, 4))
+    return Hammers(native_function(hammer), native_function(pin_hammer))
 
 
 @cache

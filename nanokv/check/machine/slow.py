@@ -57,4 +57,4 @@ def slow_function(function: Any, arguments: int, pause: str = "linger") -> Any:
         pause: "linger", or "give way".
     """
     vocabulary = CPU_VOCABULARY | {"load64": _PAUSES[pause]}
-    return native_function(function, arguments, vocabulary=vocabulary, variant=f"{pause.replace(' ', '-')}-{_SOURCE}")
+    return native_function(function, vocabulary=vocabulary, variant=f"{pause.replace(' ', '-')}-{_SOURCE}")

@@ -19,9 +19,11 @@ from nanokv.device.machines.native_code import native_function
 from nanokv.device.memory.triton import add64, load64, select, store64, table64, word
 from nanokv.device.protocol.directory import find
 from nanokv.device.protocol.get import lookup, read
+from nanokv.device.protocol.header import raw_bytes
 from nanokv.device.protocol.put import put
 from nanokv.device.protocol.remove import remove
 from nanokv.device.protocol.status import OK
+from nanokv.device.protocol.structs import Key
 from nanokv.device.segment.layout import WORD_BYTES
 from nanokv.device.segment.world_table import World
 
@@ -58,17 +60,17 @@ def do_one(
     status = word(OK)
     if operation == PUT:
         fill(buffer, words, value)
-        status, _ = put(world, owner, key, key, buffer, words * WORD_BYTES, value, 0, 0, 0, 0, 0, 0, 0, 0)
+        status, _ = put(world, owner, Key(key, key), buffer, words * WORD_BYTES, value, raw_bytes())
     elif operation == GET:
-        status, owner, slot, epoch, payload, nbytes = lookup(world, key, key)
+        status, found = lookup(world, Key(key, key))
         if status == OK:
-            status = read(world, owner, slot, epoch, key, key, payload, nbytes, buffer, value)
-            wrong = differing(buffer, nbytes // WORD_BYTES, key)
+            status = read(world, found, Key(key, key), buffer, value)
+            wrong = differing(buffer, found.nbytes // WORD_BYTES, key)
             value = select(wrong == 0, table64(buffer), word(_TORN))
     elif operation == REMOVE:
-        status, _ = remove(world, key, key)
+        status, _ = remove(world, Key(key, key))
     else:
-        status, _ = find(world, key, key)
+        status, _ = find(world, Key(key, key))
     return status, value
 
 
@@ -120,7 +122,7 @@ def record(
 @cache
 def compiled_record() -> Any:
     """`record` as a Python callable, without the interpreter's lock."""
-    return native_function(record, 10)
+    return native_function(record)
 
 
 @cache

@@ -4,7 +4,7 @@ from nanokv.check.protocol.model.mutants.mutant import mutant
 from nanokv.device.protocol import claim, directory, put_copied, remove, replicate
 from nanokv.device.segment.layout import ENTRY_FINAL
 
-PASSAGE = '        add64(turn_at(world, home, key_hash), ONE_COPY_PASSED, "acq_rel")\n'
+PASSAGE = '        add64(turn_at(world, home, key.hash), ONE_COPY_PASSED, "acq_rel")\n'
 
 # --- the replicator ---
 mutant(
@@ -23,7 +23,7 @@ mutant(
     "copy-beside-claim",
     "a replicator goes on while a producer claims the key",
     ("copy-claim",),
-    (replicate.settle_copy, "if live & (not is_sure(seen, key_check)):", "if live & (not has_tag(seen, key_check)):"),
+    (replicate.settle_copy, "if live & (not is_sure(seen, key.check)):", "if live & (not has_tag(seen, key.check)):"),
 )
 mutant(
     "copy-twice",
@@ -47,11 +47,11 @@ mutant(
     "copy-unvalidated",
     "a replicator does not look whether the object was there while it was copied",
     ("copy-reuse",),
-    (replicate.end_replica, "status = validate(world, owner, of_slot, of_epoch)", "status = word(OK)"),
+    (replicate.end_replica, "status = validate(world, found.owner, found.slot, found.epoch)", "status = word(OK)"),
     (
         replicate.replicate,
-        "copied = verify(world, owner, of_slot, of_epoch, key_hash, key_check, to, nbytes)",
-        "copied = word(OK)",
+        "verify(world, found, key, to)",
+        "word(OK)",
     ),
 )
 mutant(
@@ -76,7 +76,7 @@ mutant(
     "copy-stays-counted",
     "a replicator that withdraws does not count itself out",
     ("copy-copy", "copy-remove"),
-    (replicate.end_copy, "        leave(world, segment(world, target), phase)\n", "        word(0)\n"),
+    (replicate.end_copy, "        leave(world, segment(world, target), begun.phase)\n", "        word(0)\n"),
 )
 
 # --- copies that are put with their object ---
@@ -86,10 +86,8 @@ mutant(
     ("put-copied", "put-copied-remove"),
     (
         put_copied.put_copied,
-        "        status = finish(world, owner, slot, epoch, phase)\n"
-        "        end_copies_put(world, copies, count, status)\n",
-        "        end_copies_put(world, copies, count, status)\n"
-        "        status = finish(world, owner, slot, epoch, phase)\n",
+        "        status = finish(world, owner, begun)\n        end_copies_put(world, copies, count, status)\n",
+        "        end_copies_put(world, copies, count, status)\n        status = finish(world, owner, begun)\n",
     ),
 )
 
@@ -128,7 +126,7 @@ mutant(
     "remove-new-object",
     "a remover that looks again ends primaries too, which are newer",
     ("copies-remove-recopy", "copy-replace"),
-    (remove.end_copies, "if is_sure(entry, key_check) & is_copy(entry):", "if is_sure(entry, key_check):"),
+    (remove.end_copies, "if is_sure(entry, key.check) & is_copy(entry):", "if is_sure(entry, key.check):"),
 )
 mutant(
     "remove-copy-first",
@@ -179,9 +177,8 @@ mutant(
     ("copy-get", "copy-lose"),
     (
         directory.nearest,
-        "answer, seen = judge(world, entry, key_hash, key_check)",
-        "answer, seen = judge(world, entry, key_hash, key_check)\n"
-        "            answer = select(answer == NOT_READY, word(OK), answer)",
+        "answer, seen = judge(world, entry, key)",
+        "answer, seen = judge(world, entry, key)\n            answer = select(answer == NOT_READY, word(OK), answer)",
     ),
 )
 mutant(

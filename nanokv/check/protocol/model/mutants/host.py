@@ -183,10 +183,10 @@ mutant(
     ("remove", "late"),
     (
         put.put,
-        "        copy_bytes(seg + payload, src, nbytes)\n",
-        "        leave(world, seg, phase)\n        copy_bytes(seg + payload, src, nbytes)\n",
+        "        copy_bytes(seg + begun.payload, src, nbytes)\n",
+        "        leave(world, seg, begun.phase)\n        copy_bytes(seg + begun.payload, src, nbytes)\n",
     ),
-    (put.finish_in, "    leave(world, seg, phase)\n", ""),
+    (put.finish_in, "    leave(world, seg, begun.phase)\n", ""),
 )
 mutant(
     "leave-missing",

@@ -10,7 +10,7 @@ mutant(
     "no-turnstile",
     "two producers of one key can both look past each other",
     ("same-key-busy", "claim"),
-    (claim.claim_at, '        add64(turn_at(world, seg, key_hash), 1, "acq_rel")\n', ""),
+    (claim.claim_at, '        add64(turn_at(world, seg, key.hash), 1, "acq_rel")\n', ""),
 )
 mutant(
     "turnstile-by-load",
@@ -18,8 +18,8 @@ mutant(
     ("same-key-busy",),
     (
         claim.claim_at,
-        'add64(turn_at(world, seg, key_hash), 1, "acq_rel")',
-        'load64(turn_at(world, seg, key_hash), "acquire")',
+        'add64(turn_at(world, seg, key.hash), 1, "acq_rel")',
+        'load64(turn_at(world, seg, key.hash), "acquire")',
     ),
 )
 mutant(
@@ -32,7 +32,7 @@ mutant(
     "never-look",
     "a producer does not look whether another one claims its key",
     ("same-key-busy", "claim"),
-    (claim.settle, "look = has_tag(seen, key_check)\n    tries", "look = i != i\n    tries"),
+    (claim.settle, "look = has_tag(seen, key.check)\n    tries", "look = i != i\n    tries"),
 )
 mutant(
     "remove-final",
@@ -66,7 +66,7 @@ mutant(
     "any-key",
     "a reader does not compare the key in the header",
     ("twins",),
-    (directory.judge, " & is_key(header, key_hash, key_check, epoch)", ""),
+    (directory.judge, " & is_key(header, key, epoch)", ""),
 )
 mutant(
     "lookup-any-epoch",
@@ -106,8 +106,8 @@ mutant(
     ("claim", "same-key-busy"),
     (
         claim.place,
-        '        if cas64(candidate_at(world, seg, key_hash, here), 0, entry, "relaxed") == 0:\n',
-        '        store64(candidate_at(world, seg, key_hash, here), entry, "release")\n        if i == i:\n',
+        '        if cas64(candidate_at(world, seg, key.hash, here), 0, entry, "relaxed") == 0:\n',
+        '        store64(candidate_at(world, seg, key.hash, here), entry, "release")\n        if i == i:\n',
     ),
 )
 

@@ -70,7 +70,7 @@ mutant(
     ("polled", "remove-late", "same-key-busy", "put-remove-get", "replace"),
     (
         retire.retire,
-        "    erase(world, owner, slot, epoch, key_hash, key_check)\n"
+        "    erase(world, owner, slot, epoch, key_of(header, epoch))\n"
         "    page, size_class = take_out(world, seg, slot)\n"
         "    if page >= 0:\n"
         "        give(world, seg, page, size_class)\n"
@@ -79,7 +79,7 @@ mutant(
         "    if page >= 0:\n"
         "        give(world, seg, page, size_class)\n"
         "    give_slot(world, seg, slot)\n"
-        "    erase(world, owner, slot, epoch, key_hash, key_check)\n",
+        "    erase(world, owner, slot, epoch, key_of(header, epoch))\n",
     ),
 )
 mutant(
@@ -110,7 +110,7 @@ mutant(
     ("full", "exhaust", "late"),
     (
         put.begin,
-        "                    erase(world, owner, slot, epoch, key_hash, key_check)\n",
+        "                    erase(world, owner, slot, epoch, key)\n",
         "                    word(0)\n",
     ),
 )
@@ -144,8 +144,8 @@ mutant(
     ("put-get", "put-remove-get"),
     (
         put.put,
-        "        copy_bytes(seg + payload, src, nbytes)\n        status = finish(world, owner, slot, epoch, phase)\n",
-        "        status = finish(world, owner, slot, epoch, phase)\n        copy_bytes(seg + payload, src, nbytes)\n",
+        "        copy_bytes(seg + begun.payload, src, nbytes)\n        status = finish(world, owner, begun)\n",
+        "        status = finish(world, owner, begun)\n        copy_bytes(seg + begun.payload, src, nbytes)\n",
     ),
 )
 mutant(
@@ -164,9 +164,9 @@ mutant(
     ("polled", "heir"),
     (
         header.reserve,
-        '    store64(header + H_KEY_HASH, key_hash, "relaxed")\n',
+        '    store64(header + H_KEY_HASH, key.hash, "relaxed")\n',
         '    store64(header + H_STATE, state_word(RESERVED, epoch), "relaxed")\n'
-        '    store64(header + H_KEY_HASH, key_hash, "relaxed")\n',
+        '    store64(header + H_KEY_HASH, key.hash, "relaxed")\n',
     ),
 )
 mutant(
@@ -223,7 +223,7 @@ mutant(
     "retire-keeps-the-entry",
     "a removal leaves its entry in the directory",
     ("remove", "put-remove-get"),
-    (retire.retire, "    erase(world, owner, slot, epoch, key_hash, key_check)\n", ""),
+    (retire.retire, "    erase(world, owner, slot, epoch, key_of(header, epoch))\n", ""),
 )
 mutant(
     "entry-after-undo",
@@ -233,7 +233,7 @@ mutant(
         put.begin,
         "                if status == FULL:\n"
         "                    # the entry goes first: the key must not lead to the next object of the slot\n"
-        "                    erase(world, owner, slot, epoch, key_hash, key_check)\n"
+        "                    erase(world, owner, slot, epoch, key)\n"
         "            if (status != OK) & (status != LOST):\n"
         "                if not undo(world, seg, owner, slot, epoch):\n"
         "                    acknowledge(header_at(world, seg, slot), epoch)\n",
@@ -241,7 +241,7 @@ mutant(
         "                if not undo(world, seg, owner, slot, epoch):\n"
         "                    acknowledge(header_at(world, seg, slot), epoch)\n"
         "            if status == FULL:\n"
-        "                erase(world, owner, slot, epoch, key_hash, key_check)\n",
+        "                erase(world, owner, slot, epoch, key)\n",
     ),
 )
 mutant(

@@ -9,8 +9,8 @@ mutant(
     ("same-key", "put-dies"),
     (
         claim.claim_at,
-        '        add64(turn_at(world, seg, key_hash), 1, "acq_rel")\n',
-        '        turn = turn_at(world, seg, key_hash)\n        while cas64(turn, 0, 1, "acquire") != 0:\n'
+        '        add64(turn_at(world, seg, key.hash), 1, "acq_rel")\n',
+        '        turn = turn_at(world, seg, key.hash)\n        while cas64(turn, 0, 1, "acquire") != 0:\n'
         "            status = status + 0\n",
     ),
 )

@@ -68,7 +68,7 @@ mutant(
     "pull-stays-counted",
     "an object that is begun stays counted as an operation of the owner",
     ("pull", "pull-swept"),
-    (pulls.begin_each, "            leave(world, segment(world, owner), phase)\n", ""),
+    (pulls.begin_each, "            leave(world, segment(world, owner), begun.phase)\n", ""),
 )
 mutant(
     "pull-unsealed",

@@ -2,6 +2,7 @@
 
 from nanokv.check.protocol.model.mutants.mutant import mutant
 from nanokv.device.fabric import judging, rounds
+from nanokv.device.protocol import header
 
 # --- what is looked at, and when ---
 mutant(
@@ -102,12 +103,13 @@ mutant(
         judging.judge_header,
         "    if (epoch & ENTRY_EPOCH_MASK) != ((entry >> ENTRY_EPOCH_SHIFT) & ENTRY_EPOCH_MASK):\n"
         "        answer = word(TORN)\n"
-        "    else:\n"
-        '        same = load64(header + H_KEY_HASH, "relaxed") == key_hash\n'
-        '        same = same & (load64(header + H_KEY_CHECK, "relaxed") == check_word(key_check, epoch))\n',
-        "    if epoch == epoch:\n"
-        '        same = load64(header + H_KEY_HASH, "relaxed") == key_hash\n'
-        '        same = same & (((load64(header + H_KEY_CHECK, "relaxed") ^ key_check) & LOW32) == 0)\n',
+        "    else:\n",
+        "    if epoch == epoch:\n",
+    ),
+    (
+        header.is_key,
+        'load64(header + H_KEY_CHECK, "relaxed") == check_word(key.check, epoch)',
+        '((load64(header + H_KEY_CHECK, "relaxed") ^ key.check) & LOW32) == 0',
     ),
     (
         judging.same_header,

@@ -71,7 +71,7 @@ mutant(
     ("run-full",),
     (
         runs.drop_member,
-        "            erase(world, owner, slot, epoch, table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK))\n",
+        "            erase(world, owner, slot, epoch, key_in(request))\n",
         "            word(0)\n",
     ),
 )

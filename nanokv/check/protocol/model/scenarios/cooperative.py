@@ -4,19 +4,82 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
+import triton
+import triton.language as tl
 
 from nanokv.check.protocol.model.scenario import A, Scenario, expect, small, stored
 from nanokv.check.protocol.model.small_world import SmallWorld, digest
-from nanokv.device.protocol import cooperative
-from nanokv.device.protocol.cooperative import NOT_LAST
+from nanokv.device.memory.triton import word
+from nanokv.device.protocol.cooperative import (
+    NOT_LAST,
+    begin_get_part,
+    begin_put_part,
+    finish_get_part,
+    finish_put_part,
+)
 from nanokv.device.protocol.request import REQUEST
 from nanokv.device.protocol.status import Status
+from nanokv.device.protocol.structs import Begun, Found
 from nanokv.device.segment.layout import WORD
+from nanokv.device.segment.world_table import World, segment
 
+# mypy: disallow-untyped-decorators=false
 PART_WORDS = 2
 WORLD = small(2, 1, ranks=2)  #: one object, and room for a ticket
 
 
+# --- what a simulated CTA calls: functions of words ---
+@triton.jit
+def begin_put(world: World, request: tl.int64, ticket: tl.int64, parts: tl.int64, now: tl.int64) -> Any:
+    """`begin_put_part`: (status, address of the payload, slot, epoch, phase, address of the segment)."""
+    status, begun, seg = begin_put_part(world, request, ticket, parts, now)
+    return status, seg + begun.payload, begun.slot, begun.epoch, begun.phase, seg
+
+
+@triton.jit
+def finish_put(
+    world: World,
+    request: tl.int64,
+    ticket: tl.int64,
+    parts: tl.int64,
+    status: tl.int64,
+    slot: tl.int64,
+    epoch: tl.int64,
+    phase: tl.int64,
+    seg: tl.int64,
+) -> Any:
+    """`finish_put_part`."""
+    return finish_put_part(world, request, ticket, parts, status, Begun(slot, epoch, word(0), phase), seg)
+
+
+@triton.jit
+def begin_get(world: World, request: tl.int64, ticket: tl.int64, parts: tl.int64) -> Any:
+    """`begin_get_part`: (status, address of the payload, owner, slot, epoch, bytes, 1 if there is a checksum)."""
+    status, found, flagged = begin_get_part(world, request, ticket, parts)
+    payload = segment(world, found.owner) + found.payload
+    return status, payload, found.owner, found.slot, found.epoch, found.nbytes, flagged
+
+
+@triton.jit
+def finish_get(
+    world: World,
+    request: tl.int64,
+    ticket: tl.int64,
+    parts: tl.int64,
+    now: tl.int64,
+    status: tl.int64,
+    owner: tl.int64,
+    slot: tl.int64,
+    epoch: tl.int64,
+    nbytes: tl.int64,
+    flagged: tl.int64,
+) -> Any:
+    """`finish_get_part`."""
+    found = Found(owner, slot, epoch, word(0), nbytes)
+    return finish_get_part(world, request, ticket, parts, now, status, found, flagged)
+
+
+# --- the scenarios ---
 def _ticket(world: SmallWorld) -> int:
     """A ticket lies in memory of the launching rank: here in the arena of rank 1, which nobody else uses."""
     return world.address("heap_base", rank=1)
@@ -37,7 +100,7 @@ def _request(world: SmallWorld, words: int) -> int:
 
 
 def _put_in_parts(world: SmallWorld, ctas: int) -> None:
-    begin, finish = world.function(cooperative.begin_put_part), world.function(cooperative.finish_put_part)
+    begin, finish = world.function(begin_put), world.function(finish_put)
     source = world.payload(A, 2, ctas * PART_WORDS)
     request, ticket, table = _request(world, ctas * PART_WORDS), _ticket(world), world.segments.table(0)
 
@@ -55,7 +118,7 @@ def _put_in_parts(world: SmallWorld, ctas: int) -> None:
 
 
 def _get_in_parts(world: SmallWorld, ctas: int = 2) -> None:
-    begin, finish = world.function(cooperative.begin_get_part), world.function(cooperative.finish_get_part)
+    begin, finish = world.function(begin_get), world.function(finish_get)
     room = np.zeros(ctas * PART_WORDS, np.int64)
     request, ticket, table = _request(world, len(room)), _ticket(world), world.segments.table(0)
 
