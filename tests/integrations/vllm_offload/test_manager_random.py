@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from vllm.v1.kv_offload.base import OffloadKey
 
 from tests.integrations.vllm_offload.offloaded import Offloaded
-from tests.integrations.vllm_offload.parts import keys_of
+from tests.integrations.vllm_offload.parts import keys_of, step_of
 
 KEYS = keys_of(range(8), 0) + keys_of(range(4), 1)  # those of group 0 first, as vLLM names them
 SOME = st.lists(st.integers(0, len(KEYS) - 1), min_size=1, max_size=6, unique=True).map(
@@ -86,6 +86,7 @@ class Histories(RuleBasedStateMachine):
             assert all(one.end([job]))
             for key, blocks in into.items():
                 one.check(key, blocks)
+        step_of(one.manager)  # until the next step they are there for the other engine
         assert not any(one.load(keys))
 
     @invariant()
