@@ -117,14 +117,14 @@ class Clock:
 
 
 class Limits:
-    """Limits that are constants of a module: how many, how much, how long. A test makes them small, or others."""
+    """Limits that are constants of a module or a class: how many, how much, how long. A test makes them others."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._patch = patch
 
-    def __call__(self, module: ModuleType, **values: object) -> None:
+    def __call__(self, owner: ModuleType | type, **values: object) -> None:
         for name, value in values.items():
-            self._patch.setattr(module, name, value)
+            self._patch.setattr(owner, name, value)
 
 
 @pytest.fixture

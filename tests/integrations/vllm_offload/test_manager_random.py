@@ -13,7 +13,7 @@ from vllm.v1.kv_offload.base import OffloadKey
 from nanokv.integrations.vllm_offload import manager
 from tests.integrations.vllm_offload.histories import ENGINES, TwoEngines, case
 from tests.integrations.vllm_offload.offloaded import Offloaded
-from tests.integrations.vllm_offload.parts import keys_of
+from tests.integrations.vllm_offload.parts import keys_of, step_of
 from tests.support.faults import Limits
 
 KEYS = keys_of(range(8), 0) + keys_of(range(4), 1)  # those of group 0 first, as vLLM names them
@@ -79,6 +79,7 @@ class Histories(TwoEngines):
             assert all(one.end([job]))
             for key, blocks in into.items():
                 one.check(key, blocks)
+        step_of(one.manager)  # until the next step they are there for the other engine
         assert not any(one.load(keys))
 
     @invariant()
