@@ -159,7 +159,8 @@ class NanoKVOffloadingManager(OffloadingManager):
     def _chunk(self, key: OffloadKey) -> bytes:
         return bytes(key) + self._generation.to_bytes(4, "big")
 
-    def _objects(self, key: OffloadKey) -> list[bytes]:
+    def objects(self, key: OffloadKey) -> list[bytes]:
+        """The names of a block's objects, one of each worker."""
         chunk = self._chunk(key)
         return [object_name(chunk, worker) for worker in range(self._workers)]
 
