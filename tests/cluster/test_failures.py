@@ -232,6 +232,7 @@ def test_a_producer_that_is_killed_leaves_nothing(make_cluster: MakeCluster, mak
         meet(here, f"far{i}", "n0")
         until(partial(_knows, there, 2))
         there.send("put_forever", f"k{i}-", 60_000, "n0")
+        until(partial(here.exists, f"k{i}-0"))
         time.sleep(0.3 + 0.05 * i)
         there.kill()
         meet(here, "n0")
