@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 
 from nanokv.cluster.options import ClusterOptions
 from nanokv.errors import InvalidArgument
-from nanokv.integrations.vllm.cluster_flags import OPTIONS, node_of
 from nanokv.integrations.vllm.flags import command_lines, flag_texts
-from nanokv.integrations.vllm.settings import PRODUCER_HOLD, Settings, parse
+from nanokv.integrations.vllm.settings import CLUSTER_OPTIONS, PRODUCER_HOLD, Settings, parse
 from nanokv.tools.cli import app
 
 
@@ -92,20 +91,20 @@ def test_flags_about_a_cluster() -> None:
     found = parse({"nanokv.cluster": "etcd://a:1,b:2/llm", "nanokv.node": "n1", "nanokv.cluster_timeout": 2})
     assert (found.cluster, found.node, found.cluster_timeout) == ("etcd://a:1,b:2/llm", "n1", 2.0)
     usual = ClusterOptions(node="any")
-    for flag, option in OPTIONS.items():
+    for flag, option in CLUSTER_OPTIONS.items():
         assert flag == "node" or getattr(Settings(), flag) == getattr(usual, option), "two defaults for one thing"
 
 
 def test_names_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """One for each world: workers, and engines that share a world, are members of one node."""
     url = "file:///tmp/cluster"
-    assert node_of(Settings(name="pd", cluster=url), "x", 3) == ""  # NanoKVCluster's own default: host and world
-    assert node_of(Settings(name="pd", cluster=url, node="n"), "x", 3) == "n"
+    assert Settings(name="pd", cluster=url).node_name("x", 3) == ""  # NanoKVCluster's own default: host and world
+    assert Settings(name="pd", cluster=url, node="n").node_name("x", 3) == "n"
     # engines without a name for their world have one each
-    assert [node_of(Settings(cluster=url, node="n"), "x", replica) for replica in (0, 2)] == ["n", "n-2"]
+    assert [Settings(cluster=url, node="n").node_name("x", replica) for replica in (0, 2)] == ["n", "n-2"]
     for host in ("decode-1.example.org", "_" * 60, "a" * 60, "h.b"):
         monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
-        names = {node_of(Settings(cluster=url), engine, 0) for engine in ("one", "two")}
+        names = {Settings(cluster=url).node_name(engine, 0) for engine in ("one", "two")}
         assert len(names) == 2
         for name in names:
             assert ClusterOptions(node=name).node == name

@@ -14,7 +14,6 @@ import torch
 from nanokv.background import Handle, Worker
 from nanokv.cache.cache import NanoKVCache
 from nanokv.errors import LinkUnavailable, NanoKVError, PeerLost
-from nanokv.integrations.vllm.cluster_flags import node_of, options_of
 from nanokv.integrations.vllm.settings import Settings
 from nanokv.keys.kv_layout import KVLayout
 from nanokv.types import Key
@@ -32,7 +31,7 @@ def join(world: NanoKVCache, settings: Settings, engine: str, replica: int, abou
     """Join the cluster that the settings name. The world is closed if that fails.
 
     Args:
-        engine, replica: as for `node_of`.
+        engine, replica: as for `Settings.node_name`.
         about: as of `ClusterOptions`.
 
     Raises:
@@ -46,7 +45,7 @@ def join(world: NanoKVCache, settings: Settings, engine: str, replica: int, abou
             if error.name != "zmq":
                 raise
             raise LinkUnavailable("nanokv.cluster needs ZeroMQ: pip install pyzmq") from None
-        options = options_of(settings, node_of(settings, engine, replica)) | {"about": about}
+        options = settings.cluster_options(settings.node_name(engine, replica)) | {"about": about}
         return NanoKVCluster(world, settings.cluster, **options)
     except BaseException:
         world.close()

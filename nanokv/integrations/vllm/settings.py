@@ -1,24 +1,56 @@
-"""The flags of the connector: `nanokv.*` in vLLM's `kv_connector_extra_config`. Imports no vLLM."""
+"""The flags of the connector: `nanokv.*` in vLLM's `kv_connector_extra_config`. Imports no vLLM.
 
+The secret of a cluster is no flag, but the variable NANOKV_CLUSTER_SECRET (docs/cluster.md): everybody on a host sees
+command lines, and vLLM logs its configuration.
+"""
+
+import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
-from nanokv.arguments import FLAG, check_options, is_a, one_of, option, or_none, refuse_unknown, seconds, whole
+import xxhash
+
+from nanokv.arguments import (
+    FLAG,
+    check_options,
+    is_a,
+    one_of,
+    option,
+    or_none,
+    positive_seconds,
+    refuse_unknown,
+    seconds,
+    whole,
+)
 from nanokv.arguments import size as parsed_size
 from nanokv.cluster.links import KINDS as LINKS
 from nanokv.cluster.links import LinkKind
+from nanokv.cluster.membership import addresses
+from nanokv.cluster.options import ClusterOptions
 from nanokv.config import Alloc
 from nanokv.errors import InvalidArgument
 from nanokv.heap import KINDS, HeapKind
 from nanokv.heap.world_spec import Stale
-from nanokv.integrations.vllm.cluster_flags import check_cluster
 
 PREFIX = "nanokv."
 PRODUCER_HOLD = 60.0  #: seconds
 Load = Literal["async", "layer"]
 Write = Literal["engine", "kernel"]
+#: flags that say something about a cluster only, and the options of `NanoKVCluster` that they become
+CLUSTER_OPTIONS = {
+    "node": "node",
+    "link": "link",
+    "devices": "devices",
+    "bind": "bind",
+    "advertise": "advertise",
+    "ports": "ports",
+    "cluster_timeout": "timeout",
+    "cluster_ttl": "ttl",
+}
+_LONGEST_HOST = 39  #: characters: a node's name has 48, of which nine tell engines of a host apart
 _TEXT = is_a(str, "a string")
 
 
@@ -86,7 +118,55 @@ class Settings:
         check_options(self, PREFIX)
         if (self.hold is not None and self.hold < 0) or not self.attach_timeout > 0:
             raise InvalidArgument(f"{PREFIX}hold must not be negative, and {PREFIX}attach_timeout must be positive")
-        check_cluster(self)
+        self._check_cluster()
+
+    def _check_cluster(self) -> None:
+        """Refuse flags about a cluster that do not go together, or that no cluster takes."""
+        if not self.cluster:
+            for flag in fields(self):
+                if flag.name in CLUSTER_OPTIONS and getattr(self, flag.name) != flag.default:
+                    raise InvalidArgument(f"{PREFIX}{flag.name} is about a cluster: give {PREFIX}cluster too")
+            return
+        if self.alloc != "device":
+            raise InvalidArgument(
+                f"{PREFIX}cluster needs {PREFIX}alloc=device: objects of v1 are found by its master only"
+            )
+        for name in ("cluster_timeout", "cluster_ttl"):
+            positive_seconds(f"{PREFIX}{name}", getattr(self, name))
+        try:
+            ClusterOptions(**self.cluster_options(self.node or "default"))
+        except InvalidArgument as error:  # the options that are left have the names of their flags
+            raise InvalidArgument(f"{PREFIX}{error}") from None
+        try:
+            address = addresses.parse(self.cluster)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{PREFIX}cluster: {error}") from None
+        if isinstance(address, addresses.EtcdAddress) and address.password:
+            raise InvalidArgument(
+                f"{PREFIX}cluster has a password, which a command line shows to everybody on the host: let etcd know "
+                "this process by a certificate, etcds://host:port/name?cert=FILE&key=FILE"
+            )
+
+    def cluster_options(self, node: str) -> dict[str, Any]:
+        """The options of `NanoKVCluster`; without a node's name it takes its default."""
+        found = {option: getattr(self, flag) for flag, option in CLUSTER_OPTIONS.items()} | {"node": node}
+        return {option: value for option, value in found.items() if option != "node" or node}
+
+    def node_name(self, engine: str, replica: int) -> str:
+        """The name of the node that an engine's workers are members of: one node for each world.
+
+        Args:
+            engine: what vLLM calls the engine, another name at each start.
+            replica: as for `ranks`.
+
+        Returns "" for the default of `NanoKVCluster`, the names of host and world.
+        """
+        if self.name:
+            return self.node
+        if self.node:  # data-parallel engines of one server have the same flags, and worlds of their own
+            return f"{self.node}-{replica}" if replica else self.node
+        host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname().split(".")[0])[:_LONGEST_HOST].lstrip("-_")
+        return f"{host or 'node'}-{xxhash.xxh32_hexdigest(engine.encode())}"
 
     def lease(self, role: str | None) -> float | None:
         """Seconds for which an engine of this role leases what it stores; None for no lease."""
