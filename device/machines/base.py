@@ -97,6 +97,9 @@ class Machine(ABC):
     def enter_owner(self) -> None:  # noqa: B027 - only a machine that launches has something to do
         """This thread is a poller from now on: its calls wait for nobody's kernels."""
 
+    def ready(self, *entries: str) -> None:  # noqa: B027 - only a machine that compiles has something to do
+        """Compile and load these of `entries.ENTRIES` now, not at their first calls."""
+
     def watch(self, owner: int, seen: int, seconds: float, asked: Words, pause: float) -> bool | None:
         """Wait until the head of a ring is not `seen`, without the interpreter's lock.
 
@@ -475,6 +478,7 @@ class Machine(ABC):
 
     def begin_join(self, owner: int, over: int = 0) -> int:
         """Mark that this rank joins free extents: the mark, or 0 if another host joins. `over`: a mark to replace."""
+        self.ready("detach_class", "detach_rest", "push_extents", "end_join")  # puts find no pages from here on
         return self.call("begin_join", owner, over)
 
     def end_join(self, owner: int, mark: int) -> None:

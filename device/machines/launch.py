@@ -234,6 +234,10 @@ class LaunchMachine(Machine):
             self._watches = False
             _log.warning("NanoKV's poller looks at its ring in Python, which slows the threads beside it: %s", error)
 
+    def ready(self, *entries: str) -> None:
+        if self._device.type == "cuda":
+            self._owner.load(*map(calling, entries))
+
     def enter_owner(self) -> None:
         self._here.is_owner = True
         self._owner.enter_thread()

@@ -55,6 +55,10 @@ class NativeMachine(CodeMachine):
         self._plan_now = self._code["plan_now"]
         self._put_now, self._get_now = self._code["put_now"], self._code["get_now"]
 
+    def ready(self, *entries: str) -> None:
+        for entry in entries:
+            self._code[entry]
+
     # what every caller waits for goes to the code at once
     def put_now(self, owner: int, key: tuple[int, int], src: int, what: What) -> int:
         status: int = self._put_now(self.table_address, owner, key[0], key[1], src, what.address)

@@ -190,9 +190,9 @@ class ProducerAllocation:
                 unknown = KeyDigest(secrets.randbits(63), key[1] ^ secrets.randbits(32))
                 passed.append((unknown, self._machine.begin(owner, unknown, nbytes, 0, descriptor, now_ns())))
         finally:
-            for unknown, begun in passed:
-                if begun.status == Status.OK:
-                    self.abort(unknown, begun)
+            for unknown, taken in passed:
+                if taken.status == Status.OK:
+                    self.abort(unknown, taken)
 
     def _with_room(self, owner: int, nbytes: int, put: Callable[[], int]) -> int:
         """Make room for a put that was answered FULL, and put, until it is answered otherwise, or none can be made."""
