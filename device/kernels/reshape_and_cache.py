@@ -151,17 +151,22 @@ def continue_put_part(ticket: tl.int64) -> Any:
 def join_put(
     world: World, n: tl.int64, request: tl.int64, ticket: tl.int64, control: tl.int64, is_first: tl.constexpr
 ) -> Any:
-    """`begin_put_part` in the first launch of a step, else `continue_put_part`; ABANDONED if `n` is no request."""
+    """`begin_put_part` in the first launch of a step, else `continue_put_part`; ABANDONED if `n` is no request.
+
+    Returns (status, Begun, address of the segment, address of the payload).
+    """
     began = word(ABANDONED)
     begun = Begun(word(-1), word(0), word(0), word(0))
     seg = word(0)
+    payload = word(0)
     if n >= 0:
         if is_first:
             now = table64(control + WORD_BYTES)
             began, begun, seg = begin_put_part(world, request, ticket, word(MANY), now)
         else:
             began, begun, seg = continue_put_part(ticket)
-    return began, begun, seg
+        payload = seg + begun.payload
+    return began, begun, seg, payload
 
 
 @triton.jit
@@ -245,8 +250,7 @@ def reshape_and_cache_kernel(
             world = open_world(table)
             request = requests + n * REQUEST_BYTES
             ticket = tickets + n * TICKET_BYTES
-            began, begun, seg = join_put(world, n, request, ticket, control, is_first)
-            payload = seg + begun.payload
+            began, begun, seg, payload = join_put(world, n, request, ticket, control, is_first)
         if slot >= 0:
             block, position = slot // BLOCK, slot % BLOCK
             row = plane * BLOCK + position  # of the object
