@@ -17,6 +17,7 @@ from nanokv.device.kernels.shares import TILE_BYTES
 from nanokv.device.machines.launch import LaunchMachine
 from nanokv.device.machines.records import Begun, Descriptor, Place
 from nanokv.device.memory.triton import GOLDEN, MIX_ONE, MIX_TWO
+from nanokv.device.protocol import structs
 from nanokv.device.protocol.put import put
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry, producer_word
@@ -356,10 +357,9 @@ def put_many_kernel(
     n = cta % keys
     zero = cta * 0
     world = open_world(world_table)
-    status, _ = put(
-        world, owner, n * 0x5851F42D4C95 + 1, n * 0x14057B7EF767 - 1, source + n * nbytes, nbytes, cta,
-        zero + UINT8_FLAT, nbytes, zero, zero, zero, zero, zero, zero,
-    )  # fmt: skip
+    key = structs.Key(n * 0x5851F42D4C95 + 1, n * 0x14057B7EF767 - 1)
+    flat = structs.Descriptor(zero + UINT8_FLAT, nbytes, zero, zero, zero, zero, zero, zero)
+    status, _ = put(world, owner, key, source + n * nbytes, nbytes, cta, flat)
     tl.store(tl.cast(statuses + cta * 8, tl.pointer_type(tl.int64)), status)
 
 

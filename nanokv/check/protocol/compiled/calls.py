@@ -4,8 +4,9 @@ A world is opened once per call, as kernels do. The kernel is compiled up to PTX
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import islice
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from triton.runtime.jit import JITFunction
 from nanokv.device.memory.triton import store64, word
 from nanokv.device.ptx import Machine, installed
 from nanokv.device.segment.layout import WORD_BYTES
-from nanokv.device.segment.world_table import open_world
+from nanokv.device.segment.world_table import World, open_world
 from nanokv.device.sources import file_digest
 from nanokv.errors import InvalidArgument
 
@@ -47,42 +48,59 @@ class CompiledCall(NamedTuple):
     shared: int  #: bytes of shared memory that a launch asks for
 
 
-CALLS = core.constexpr(file_digest(__file__))  # Triton's cache key does not see `_count` (`memory.warps`)
+CALLS = core.constexpr(file_digest(__file__))  # Triton's cache key does not see builtins (`memory.warps`)
+
+
+def _fields(kind: Any) -> tuple[str, ...]:
+    """Those of the named tuple of words that a parameter is, by its annotation; none of a word, nor of a world."""
+    return () if kind is World else getattr(kind, "_fields", ())
 
 
 @core.builtin
-def _count(source: Any, answers: Any, _semantic: Any = None) -> Any:
-    """How many words a function returned. `source`: CALLS."""
-    if isinstance(answers, core.tuple):
-        return core.constexpr(len(answers.values))
-    return core.constexpr(0 if getattr(answers, "value", answers) is None else 1)
+def _arguments(source: Any, words: Any, function: Any, _semantic: Any = None) -> Any:
+    """The arguments that a function takes, made of words: some are named tuples of them. `source`: CALLS."""
+    raw, left, arguments = function.value.fn, iter(words.values), []
+    for name in function.value.arg_names:
+        fields = _fields(raw.__annotations__.get(name))
+        values = list(islice(left, len(fields) or 1))
+        types = core.tuple_type([each.type for each in values], fields)
+        arguments.append(core.tuple(values, types) if fields else values[0])
+    return core.tuple(arguments)
+
+
+@core.builtin
+def _answers(source: Any, answer: Any, _semantic: Any = None) -> Any:
+    """The words that a function has answered with, also those of tuples in a tuple. `source`: CALLS."""
+    return core.tuple(list(_flat(answer)))
+
+
+def _flat(answer: Any) -> Iterator[Any]:
+    if isinstance(answer, core.tuple):
+        for each in answer.values:
+            yield from _flat(each)
+    elif getattr(answer, "value", answer) is not None:
+        yield answer
 
 
 @triton.jit
 def call_one(out: tl.int64, words: tl.tuple, function: tl.constexpr, opens: tl.constexpr) -> None:
     """Call a function with some words. `out`: room for the number of its answers, and for them."""
+    arguments = _arguments(CALLS, words, function)
     if opens:  # noqa: SIM108 - decided while it is compiled
-        answers = function(open_world(words[0]), *words[1:])
+        answer = function(open_world(arguments[0]), *arguments[1:])
     else:
-        answers = function(*words)
-    count: tl.constexpr = _count(CALLS, answers)
-    store64(out, word(count), "relaxed")
-    if count == 1:
-        store64(out + WORD_BYTES, word(answers), "relaxed")
-    else:
-        for i in tl.static_range(count):
-            store64(out + (i + 1) * WORD_BYTES, word(answers[i]), "relaxed")
+        answer = function(*arguments)
+    answers = _answers(CALLS, answer)
+    store64(out, word(len(answers)), "relaxed")
+    for i in tl.static_range(len(answers)):
+        store64(out + (i + 1) * WORD_BYTES, word(answers[i]), "relaxed")
 
 
 def compiled(function: Any, target: str) -> CompiledCall:
-    """A call of a device function whose arguments are words, the first of them a world if it is named so."""
+    """A call of a device function of words, and of named tuples of words; the first is a world if it is named so."""
     names = function.arg_names
-    types: dict[str, Any] = {
-        "out": "i64",
-        "words": ("i64",) * len(names),
-        "function": "constexpr",
-        "opens": "constexpr",
-    }
+    count = sum(len(_fields(function.fn.__annotations__.get(name))) or 1 for name in names)
+    types: dict[str, Any] = {"out": "i64", "words": ("i64",) * count, "function": "constexpr", "opens": "constexpr"}
     source = ASTSource(call_one, types, {(2,): function, (3,): names[0] == "world"})
     gpu = GPUTarget("cuda", TARGETS[target], 32)
     with installed(Machine(), TARGETS[target]), warnings.catch_warnings():  # which stops at PTX

@@ -1,6 +1,6 @@
 """Compiled code as what the tasks of a simulation call."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -41,20 +41,29 @@ class CompiledTasks:
         machine, compiling = self._machines[simulation]
         code: list[CompiledCall] = []
 
-        def call(*words: int) -> Any:
+        def call(*arguments: Any) -> Any:
             if not code:  # at the first call: most entries are never called by a scenario
                 made = compiling(device_function)
                 code.append(CompiledCall(self._rewrite(made.ptx), made.shared))
                 self.changed |= code[0].ptx != made.ptx
-            return _run(machine, code[0], words)
+            return _run(machine, code[0], list(_words(arguments)))
 
         return call
 
 
-def _run(machine: Machine, code: CompiledCall, words: tuple[int, ...]) -> Any:
+def _words(arguments: Iterable[Any]) -> Iterator[int]:
+    """The words of a call: named tuples are several."""
+    for each in arguments:
+        if isinstance(each, tuple):
+            yield from _words(each)
+        else:
+            yield int(each)
+
+
+def _run(machine: Machine, code: CompiledCall, words: list[int]) -> Any:
     """One call: the answers, as the function in plain Python returns them."""
     room = np.zeros(1 + MOST_ANSWERS, np.int64)
-    arguments = [("out", room.ctypes.data), *((f"word {n}", int(word)) for n, word in enumerate(words))]
+    arguments = [("out", room.ctypes.data), *((f"word {n}", word) for n, word in enumerate(words))]
     launch = machine.prepare(code.ptx, _GRID, arguments, code.shared)
     (warp,) = Cta(launch, (0, 0, 0)).warps
     warp.run()

@@ -1,10 +1,6 @@
 """Scenarios of copies: an object in several segments, while it is copied, removed, evicted, put anew."""
 
 from functools import partial
-from typing import Any
-
-import triton
-import triton.language as tl
 
 from nanokv.check.protocol.model.scenario import A, B, Scenario, expect, small, stored
 from nanokv.check.protocol.model.small_world import SmallWorld
@@ -13,26 +9,9 @@ from nanokv.device.protocol.claim import claim_at
 from nanokv.device.protocol.status import Status
 from nanokv.device.protocol.structs import Key
 from nanokv.device.segment.layout import WRITING
-from nanokv.device.segment.world_table import World
 
-# mypy: disallow-untyped-decorators=false
 #: what a replicator may be answered where others are at work; FULL would be wrong in all of these scenarios
 ANSWERS = {Status.OK, Status.DUPLICATE, Status.MISS, Status.NOT_READY, Status.TORN, Status.LOST}
-
-
-@triton.jit
-def claim_place(
-    world: World,
-    seg: tl.int64,
-    start: tl.int64,
-    owner: tl.int64,
-    slot: tl.int64,
-    epoch: tl.int64,
-    key_hash: tl.int64,
-    key_check: tl.int64,
-) -> Any:
-    """`claim_at`, of words."""
-    return claim_at(world, seg, start, owner, slot, epoch, Key(key_hash, key_check))
 
 
 def _copied(*targets: int) -> partial[None]:
@@ -242,7 +221,7 @@ def _copy_and_reuse(world: SmallWorld) -> None:
 def _stored_and_reserved(world: SmallWorld) -> None:
     stored(A)(world)
     expect(world.on_segment(header.take_slot)(0) == (1, 1), "prepare")
-    world.on_segment(header.reserve)(1, 1, A, A, 0)
+    world.on_segment(header.reserve)(1, 1, Key(A, A), 0)
 
 
 def _copied_or_claimed(world: SmallWorld) -> None:
@@ -260,7 +239,7 @@ def _copied_or_claimed(world: SmallWorld) -> None:
 )
 def _copy_and_claim(world: SmallWorld) -> None:
     def claim() -> int:
-        answer: int = world.function(claim_place)(world.segments.table(0), world.address(rank=1), 3, 0, 1, 1, A, A)
+        answer: int = world.function(claim_at)(world.segments.table(0), world.address(rank=1), 3, 0, 1, 1, Key(A, A))
         world.ended()
         return answer
 

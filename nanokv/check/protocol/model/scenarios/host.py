@@ -7,6 +7,7 @@ from nanokv.check.protocol.model.scenario import A, B, C, Scenario, expect, smal
 from nanokv.check.protocol.model.small_world import SmallWorld, digest
 from nanokv.device.protocol import activity, extent, header
 from nanokv.device.protocol.status import Status
+from nanokv.device.protocol.structs import Key
 from nanokv.device.segment.layout import FLAG_PLAN, WORD
 from nanokv.host_poller.audit import AUDITS, LOOKS, Audit
 from nanokv.host_poller.events import EventKind
@@ -151,7 +152,7 @@ def _reserve_for_a_plan(world: SmallWorld) -> None:
     """A plan of rank 2, which lives, is given up before it has pages."""
     slot, epoch = world.on_segment(header.take_slot, rank=2)(0)
     expect((slot, epoch) == (0, 1), "prepare")
-    world.on_segment(header.reserve, rank=2)(slot, epoch, *digest(A), FLAG_PLAN.value)
+    world.on_segment(header.reserve, rank=2)(slot, epoch, Key(*digest(A)), FLAG_PLAN.value)
     expect(world.machine().give_up(0, slot, epoch), "prepare")
 
 

@@ -8,6 +8,7 @@ from nanokv.check.protocol.model.scenario import A, Act, B, C, Scenario, expect,
 from nanokv.check.protocol.model.small_world import SmallWorld, digest
 from nanokv.device.protocol import claim, header, put
 from nanokv.device.protocol.status import Status
+from nanokv.device.protocol.structs import Descriptor, Key
 from nanokv.device.segment.layout import HEAP_CTL, WORD
 from nanokv.device.sim.memory import SHARED
 
@@ -95,15 +96,15 @@ def _claimed(world: SmallWorld, *others: int) -> None:
     expect((put_shaped(world, A, 1), world.remove(A)) == (Status.OK, Status.OK), "prepare")
     expect(world.on_segment(header.take_slot)(0) == (0, 2), "prepare")
     _stored(*others)(world)
-    world.on_segment(header.reserve)(0, 2, *digest(A), 0)
-    expect(world.on_owner(claim.claim)(0, 2, *digest(A)) == Status.OK, "prepare")
+    world.on_segment(header.reserve)(0, 2, Key(*digest(A)), 0)
+    expect(world.on_owner(claim.claim)(0, 2, Key(*digest(A))) == Status.OK, "prepare")
 
 
 def _put_claimed(world: SmallWorld, words: int = 4) -> None:
     source = world.payload(A, 2, words)
-    status, payload = world.on_segment(put.allocate)(0, 0, 2, 0, 1, words * WORD, 1, A, 0)
+    status, payload = world.on_segment(put.allocate)(0, 0, 2, 0, 1, words * WORD, 1, Key(*digest(A)), 0)
     expect(status == Status.OK, "a page that is free is refused")
-    world.on_segment(header.describe)(0, *shape(A, 2, words))
+    world.on_segment(header.describe)(0, Descriptor(*shape(A, 2, words)))
     world.copy(world.address() + payload, source.ctypes.data, source.nbytes)
     expect(world.on_owner(put.commit)(0, 2) == Status.OK, "a commit is refused")
     world.ended()

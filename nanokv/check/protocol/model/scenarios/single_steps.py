@@ -7,6 +7,7 @@ from nanokv.check.protocol.model.small_world import RAW_BYTES, SmallWorld, diges
 from nanokv.device.machines.records import Place
 from nanokv.device.protocol import claim, directory, extent, header, host_alloc, pins, put, reclaim, remove
 from nanokv.device.protocol.status import Status
+from nanokv.device.protocol.structs import Key
 from nanokv.device.segment.layout import DEAD, REMOVED, WORD, unpack
 
 
@@ -66,7 +67,7 @@ def _publish_or_give_up(world: SmallWorld) -> None:
 
     def produce() -> bool:
         slot, epoch = take(0)
-        reserve(slot, epoch, A, A, 0)
+        reserve(slot, epoch, Key(A, A), 0)
         return bool(publish(slot, epoch, 0, world.geometry.offsets["heap_base"], 0, 1))
 
     world.spawn("publish", produce)
@@ -164,7 +165,7 @@ def _reserve_two(world: SmallWorld) -> None:
     take, reserve = world.on_segment(header.take_slot), world.on_segment(header.reserve)
     for slot in range(2):
         expect(take(0) == (slot, 1), "prepare")
-        reserve(slot, 1, A, A, 0)
+        reserve(slot, 1, Key(A, A), 0)
 
 
 def _one_claim(world: SmallWorld) -> None:
@@ -191,5 +192,5 @@ def _claim_apart(world: SmallWorld) -> None:
             cas(at, word, 0, "acq_rel")
 
     for slot in range(2):
-        world.spawn(f"claim{slot}", partial(world.on_owner(claim.claim), slot, 1, A, A))
+        world.spawn(f"claim{slot}", partial(world.on_owner(claim.claim), slot, 1, Key(A, A)))
     world.spawn("crowd", crowd)
