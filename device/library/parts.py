@@ -11,7 +11,7 @@ import triton.language as tl
 from nanokv.device.library.arguments import is_copy, is_memory, is_table, is_time
 from nanokv.device.library.launch import check_launch
 from nanokv.device.memory.triton import select, word
-from nanokv.device.protocol.cooperative import MANY, get_answer, put_answer
+from nanokv.device.protocol.cooperative import MANY, get_answer, has_sum, put_answer
 from nanokv.device.protocol.cooperative import begin_get_part as protocol_begin_get_part
 from nanokv.device.protocol.cooperative import begin_put_part as protocol_begin_put_part
 from nanokv.device.protocol.cooperative import finish_get_part as protocol_finish_get_part
@@ -84,8 +84,7 @@ def sum_get_part(ticket: tl.int64, copy: tl.int64, nbytes: tl.int64, first: tl.i
     check_launch()
     status = word(INVALID)
     if is_table(ticket) & is_memory(copy, nbytes) & (word(first) >= 0):
-        _, flagged = get_answer(ticket)
-        protocol_sum_get_part(ticket, flagged, copy, nbytes, first)
+        protocol_sum_get_part(ticket, has_sum(ticket), copy, nbytes, first)
         status = word(OK)
     return status
 

@@ -181,6 +181,12 @@ def is_wanted(world: World, seg: tl.int64, slot: tl.int64, nbytes: tl.int64, req
 
 
 @triton.jit
+def has_sum(ticket: tl.int64) -> Any:
+    """1 if the object that the first CTA of a get has found, and shared, has a checksum."""
+    return shared(ticket, 5)
+
+
+@triton.jit
 def get_answer(request: tl.int64, ticket: tl.int64) -> Any:
     """What the first CTA of a get has shared: (status, Found, 1 if the object has a checksum).
 
@@ -188,7 +194,7 @@ def get_answer(request: tl.int64, ticket: tl.int64) -> Any:
     """
     nbytes = table64(request + Q_BYTES)
     found = Found(shared(ticket, 4), shared(ticket, 1), shared(ticket, 2), shared(ticket, 3), nbytes)
-    return shared(ticket, 0), found, shared(ticket, 5)
+    return shared(ticket, 0), found, has_sum(ticket)
 
 
 @triton.jit
