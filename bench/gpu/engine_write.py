@@ -254,5 +254,10 @@ def run(device: torch.device, settings: GpuSettings, keep: Keep) -> None:
         keep(measure(device, settings, tokens))
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print what is counted."""
     print(table(list(costs())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,8 @@
 """What operations cost, counted: nothing becomes more expensive unnoticed. No clock is read."""
 
+import re
 import struct
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -71,21 +73,27 @@ def code_bytes(kernel: Kernel) -> tuple[int, int]:
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not triton.__version__.startswith("3.9."), reason="the document has the counts of Triton 3.9")
-def test_the_document_has_the_table_of_today(rows: list[Cost]) -> None:
-    assert budget.table(rows) in (ROOT / "docs" / "cost.md").read_text(encoding="utf-8"), budget.table(rows)
+def test_the_document_has_the_table_of_today(
+    rows: list[Cost], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the command prints."""
+    monkeypatch.setattr(sys, "argv", ["budget"])
+    budget.main()
+    printed = capsys.readouterr().out
+    assert printed == f"{budget.table(rows)}\n", "it counts other costs the second time"
+    assert printed in (ROOT / "docs" / "cost.md").read_text(encoding="utf-8"), printed
 
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not triton.__version__.startswith("3.9."), reason="the document has the counts of Triton 3.9")
-def test_the_document_has_what_a_write_of_an_engine_costs_today() -> None:
+def test_the_document_has_what_a_write_of_an_engine_costs_today(capsys: pytest.CaptureFixture[str]) -> None:
     """But for the launches that begin objects: how often their CTAs look for an answer depends on addresses."""
-    counted = [
-        row for row in engine_write.costs() if row.launch in ("without publishing", "layer between", "last layer")
-    ]
-    assert len(counted) == 3
+    engine_write.main()
+    cells = {tuple(line.rsplit(maxsplit=6)) for line in capsys.readouterr().out.splitlines()}
+    counted = {row for row in cells if row[0] in ("per token", "without publishing", "layer between", "last layer")}
+    assert len(counted) == 4 and len(cells) == 6
     document = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
-    written = {tuple(line.rsplit(maxsplit=6)) for line in document.splitlines()}
-    assert {tuple(line.rsplit(maxsplit=6)) for line in engine_write.table(counted).splitlines()} <= written
+    assert counted <= {tuple(line.rsplit(maxsplit=6)) for line in document.splitlines()}
 
 
 def test_the_table_fits_into_a_hundred_columns() -> None:
@@ -146,3 +154,14 @@ def test_the_model_gives_ranges_and_says_what_they_consist_of() -> None:
         assert (each.parts["link"] > 0) == (each.where == "peer")
     for name in ("put", "get"):
         assert found[name, "own"].high < found[name, "peer"].low
+
+
+@pytest.mark.exhaustive
+def test_the_command_prints_the_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["model"])
+    model.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(bool(re.match(r"  (put|get) (own|peer) +[\d.]+ to [\d.]+ us$", line)) for line in lines) == 4
+    assert all(any(line.startswith(f"  {name} ") for line in lines) for name in model.ASSUMPTIONS)
+    shares = [line.split()[-1] for line in lines if re.match(r"  \d+ [KM]iB +(own|peer) ", line)]
+    assert len(shares) == 10 and all(0 < int(share.rstrip("%")) <= 100 for share in shares)

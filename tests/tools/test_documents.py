@@ -35,6 +35,7 @@ IN_CI = "takes minutes; .ci/run runs it"
 CLUSTER = "tests/cluster/test_cluster_cli.py runs it, with a folder"
 LONG = "takes minutes; its parts have tests of their own"
 EXAMPLE = "tests/tools/test_examples.py runs it"
+COUNTED = "tests/ptx/test_budget.py calls its `main`, which takes half a minute, once for the same sources"
 BY_HAND = "tests/tools/test_deployment_runs.py runs it, in a script with the lines beside it"
 KUBERNETES = "needs a cluster of Kubernetes, and Docker; test_deployment_runs.py runs what the containers run"
 NOT_RUN = {
@@ -81,6 +82,7 @@ NOT_RUN = {
     "python -m bench.gpu.plan --out build/gpu --only many sweep": GPU,
     "python -m bench.gpu.report build/gpu": f"{GPU}: tests/tools/test_gpu_plan.py writes it into a copy",
     "python -m bench compare before.json after.json": "test_bench_compare runs it",
+    **{f"python -m bench.gpu.{name}": COUNTED for name in ("budget", "model", "engine_write")},
     "CUDA_VISIBLE_DEVICES=0 torchrun --standalone --nproc-per-node 4 examples/serve.py": GPU,
 }
 #: the same with less to do
@@ -92,6 +94,9 @@ SMALLER = {
     ),
     "python -m bench latency --heap shm --alloc device --sizes 32K,64K,256K,1M,8M": (
         "python -m bench latency --heap shm --alloc device --sizes 32K,8M --rounds 3 --repeats 1 --ring 32M"
+    ),
+    "python -m bench latency --heap shm --alloc device --sizes 1K": (
+        "python -m bench latency --heap shm --alloc device --sizes 1K --rounds 3 --repeats 1"
     ),
     "python -m bench latency --heap shm --alloc device --sizes 1K --repeats 3": (
         "python -m bench latency --heap shm --alloc device --sizes 1K --rounds 3 --repeats 1"
@@ -107,6 +112,7 @@ SMALLER = {
         "python -m bench load full --quick --rounds 4 --pages 64 --json OUT/out.json --html OUT/out.html"
     ),
     "python -m bench steps": "python -m bench steps --quick",
+    "python -m bench steps --heap shm": "python -m bench steps --heap shm --quick",
     "python -m bench burst": "python -m bench burst --quick",
     **{f"python -m bench {name}": f"python -m bench {name} --quick" for name in ("plan", "imports", "memory")},
     "python -m bench plan many steps --quick": (
@@ -121,6 +127,9 @@ SMALLER = {
     ),
     "python -m bench.simulate --plots docs/plots --json out.json": (
         "python -m bench.simulate sharding --ranks 8 --operations 100 --plots OUT --json OUT/out.json"
+    ),
+    "python -m bench.simulate hot-owner --ranks 64 --set nic_word_ns=1000": (
+        "python -m bench.simulate hot-owner --ranks 8 --operations 100 --set nic_word_ns=1000"
     ),
     "python -m bench.simulate.master": "python -m bench.simulate.master --rounds 20",
     "python -m bench.simulate.cluster --json out.json": (
