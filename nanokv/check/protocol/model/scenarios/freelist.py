@@ -5,6 +5,7 @@ from functools import partial
 from nanokv.check.protocol.model.scenario import Scenario, expect, small
 from nanokv.check.protocol.model.small_world import SmallWorld
 from nanokv.device.protocol import freelist, header
+from nanokv.device.protocol.structs import Key
 from nanokv.device.segment.layout import ACTIVITY, FREE_HEAD, HEADER_BYTES, LOW32, WORD
 
 # --- one list ---------------------------------------------------------------------------------
@@ -178,7 +179,7 @@ def _slots(world: SmallWorld) -> None:
             if slot >= 0:
                 expect(slot not in held, f"I2: slot {slot} was taken twice")
                 held.add(slot)
-                reserve(slot, epoch, 1, 1, 0)
+                reserve(slot, epoch, Key(1, 1), 0)
                 expect(epoch > epochs.get(slot, 0), f"I7: slot {slot} got epoch {epoch} after {epochs.get(slot)}")
                 epochs[slot] = epoch
                 kill(world.address("hdr_base") + slot * HEADER_BYTES.value, 0, epoch)
