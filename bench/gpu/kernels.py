@@ -14,7 +14,7 @@ from nanokv.device.protocol.get import lookup, read
 from nanokv.device.protocol.header import give_slot, take_slot
 from nanokv.device.protocol.put import begin, finish
 from nanokv.device.protocol.remove import remove, remove_slot
-from nanokv.device.protocol.request import Q_KEY_CHECK, Q_KEY_HASH, REQUEST_BYTES
+from nanokv.device.protocol.request import REQUEST_BYTES, key_in
 from nanokv.device.protocol.status import OK
 from nanokv.device.protocol.structs import Found, Key
 from nanokv.device.segment.layout import REMOVED, WORD_BYTES
@@ -37,7 +37,7 @@ def remove_many_kernel(table: tl.int64, requests: tl.int64, count: tl.int64, sta
     at = tl.program_id(0).to(tl.int64)
     while at < count:
         request = requests + at * REQUEST_BYTES
-        status, _ = remove(world, table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK))
+        status, _ = remove(world, key_in(request))
         store64(statuses + at * WORD_BYTES, status, "relaxed")
         at += tl.num_programs(0)
 
@@ -83,14 +83,14 @@ def produce_kernel(
     while i < rounds:
         n = first_key + me * rounds + i
         t0 = word(cycles())
-        status, slot, epoch, _, phase = begin(world, word(0), mixed(n, 0), mixed(n, 1), nbytes, word(0), start_ns)
+        status, begun = begin(world, word(0), Key(mixed(n, 0), mixed(n, 1)), nbytes, word(0), start_ns)
         t1 = word(cycles())
         t2 = t1
         t3 = t1
         if status == OK:
-            status = finish(world, word(0), slot, epoch, phase)
+            status = finish(world, word(0), begun)
             t2 = word(cycles())
-            removed = remove_slot(world, word(0), slot, epoch, REMOVED)
+            removed = remove_slot(world, word(0), begun.slot, begun.epoch, REMOVED)
             t3 = word(cycles())
             status = select(status == OK, removed, status)
         failed += select(status == OK, word(0), word(1))
@@ -173,9 +173,9 @@ def put_storm_kernel(
     n = me
     while n < count:
         key = first_key + n
-        status, slot, epoch, _, phase = begin(world, owner, mixed(key, 0), mixed(key, 1), nbytes, word(0), now)
+        status, begun = begin(world, owner, Key(mixed(key, 0), mixed(key, 1)), nbytes, word(0), now)
         if status == OK:
-            status = finish(world, owner, slot, epoch, phase)
+            status = finish(world, owner, begun)
         failed += select(status == OK, word(0), word(1))
         n += tl.num_programs(0)
     store64(out + me * WORD_BYTES, failed, "relaxed")
@@ -256,12 +256,11 @@ def put_stamped_kernel(
     """
     world = open_world(table)
     now = word(nanoseconds())
-    status, slot, epoch, payload, phase = begin(
-        world, owner, table64(request), table64(request + WORD_BYTES), nbytes, word(0), now
-    )
+    key = Key(table64(request), table64(request + WORD_BYTES))
+    status, begun = begin(world, owner, key, nbytes, word(0), now)
     if status == OK:
-        copy_bytes(segment(world, owner) + payload, src, nbytes)
+        copy_bytes(segment(world, owner) + begun.payload, src, nbytes)
         now = word(nanoseconds())
-        status = finish(world, owner, slot, epoch, phase)
+        status = finish(world, owner, begun)
     store64(out + WORD_BYTES, now, "relaxed")
     store64(out, status, "relaxed")

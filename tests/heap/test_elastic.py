@@ -208,7 +208,7 @@ def test_a_rank_that_dies_leaves_a_sound_world(ranks: Start, name: str, step: st
         dying.arrive()
         dying.ask("put", keys_of("dying"), 1)
         dying.send("leave")
-    with pytest.raises(CheckFailure, match="rank 1 ended before it answered"):
+    with pytest.raises(CheckFailure, match="rank 1 ended with -9 before it answered"):
         dying.answer()
     assert not InspectedWorld(name).check().breaches
     until(lambda: one.ask("members") == [0])

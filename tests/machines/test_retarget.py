@@ -16,6 +16,7 @@ from nanokv.device.machines.native_code import native_function
 from nanokv.device.memory.retarget import retarget
 from nanokv.device.memory.triton import GOLDEN, MIX_ONE, MIX_TWO, VOCABULARY
 from nanokv.device.protocol import extent, freelist, header, shards
+from nanokv.device.protocol.structs import Key
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import ACTIVITY, FREE_HEAD, FREE_HEAD_STRIDE, OBJ_HEADER, RESERVED, WORD
 from nanokv.device.sim.world import TableAddress
@@ -133,11 +134,12 @@ class Both:
             self.machine.words[SEGMENT + at * WORD] = value
         self.done: dict[Any, Any] = {}
 
-    def call(self, function: Any, *args: int) -> Any:
+    def call(self, function: Any, *args: int | Key) -> Any:
         """Call a function that takes (world, seg, ...) on both; returns its answer, which must be the same."""
         plain = retarget(function, self.machine.vocabulary(), done=self.done)
         here = plain(self.world, SEGMENT, *args)
-        there = compiled(function, 2 + len(args))(self.native.worlds[0], self.native.bases[0], *args)
+        words = [word for each in args for word in (each if isinstance(each, Key) else [each])]
+        there = compiled(function, 2 + len(words))(self.native.worlds[0], self.native.bases[0], *words)
         assert here == there, f"{function.__name__}{args}"
         return here
 
@@ -212,7 +214,7 @@ def test_header_slots_are_the_same(both: Both) -> None:
         slots = [both.call(header.take_slot, lap)[0] for _ in range(GEOMETRY.hdr_count + 1)]
         assert sorted(slots) == [-1, *range(GEOMETRY.hdr_count)]
         for slot in slots[:-1]:
-            both.call(header.reserve, slot, lap + 1, lap, -lap, 1)
+            both.call(header.reserve, slot, lap + 1, Key(lap, -lap), 1)
         for slot in slots[:-1]:
             both.call_header(header.kill, slot, RESERVED.value, lap + 1)
             both.call(header.give_slot, slot)

@@ -54,7 +54,7 @@ mutant(
     "pull-no-plan",
     "no flag says that the owner's transfer may write after any grace period",
     ("pull-swept",),
-    (pulls.begin_each, "            FLAG_PLAN,\n", "            0,\n"),
+    (pulls.begin_each, "FLAG_PLAN, now_ns()", "0, now_ns()"),
 )
 
 # --- what is claimed, moved and sealed ---

@@ -103,8 +103,8 @@ mutant(
         judging.judge_header,
         "    if (epoch & ENTRY_EPOCH_MASK) != ((entry >> ENTRY_EPOCH_SHIFT) & ENTRY_EPOCH_MASK):\n"
         "        answer = word(TORN)\n"
-        "    else:\n",
-        "    if epoch == epoch:\n",
+        "    elif is_key(",
+        "    if is_key(",
     ),
     (
         header.is_key,
