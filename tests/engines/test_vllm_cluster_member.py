@@ -84,7 +84,7 @@ def test_nodes_that_hold_look_ups_up_are_left_alone(clock: Clock) -> None:
     assert look([b""] * 3) == 2
     asked.clear()
     assert look([b""] * 3) == 1 and asked == ["world"]
-    clock.passes(RESTS * 6 * HELD_UP)
+    clock.passes(RESTS * 7 * HELD_UP)
     assert look([b""] * 3) == 2 and "world" not in asked[1:]
 
 

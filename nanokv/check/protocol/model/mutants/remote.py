@@ -2,7 +2,7 @@
 
 from nanokv.check.protocol.model.mutants.mutant import mutant
 from nanokv.device.fabric import judging, rounds
-from nanokv.device.protocol import header
+from nanokv.device.segment.layout import EPOCH_SHIFT, H_KEY_CHECK
 
 # --- what is looked at, and when ---
 mutant(
@@ -103,13 +103,9 @@ mutant(
         judging.judge_header,
         "    if (epoch & ENTRY_EPOCH_MASK) != ((entry >> ENTRY_EPOCH_SHIFT) & ENTRY_EPOCH_MASK):\n"
         "        answer = word(TORN)\n"
-        "    elif is_key(",
-        "    if is_key(",
-    ),
-    (
-        header.is_key,
-        'load64(header + H_KEY_CHECK, "relaxed") == check_word(key.check, epoch)',
-        '((load64(header + H_KEY_CHECK, "relaxed") ^ key.check) & LOW32) == 0',
+        "    elif is_key(header, key, epoch)",
+        f'    its_own = (load64(header + {H_KEY_CHECK.value}, "relaxed") ^ key.check) >> {EPOCH_SHIFT.value}\n'
+        "    if is_key(header, key, its_own)",
     ),
     (
         judging.same_header,
