@@ -7,6 +7,7 @@ never reached. The product's bounds are seconds for each object: a broken protoc
 import sys
 
 import triton.language as tl
+from triton.runtime.jit import JITFunction
 
 from nanokv.device.protocol import freelist, ticket
 
@@ -25,5 +26,5 @@ def make_impatient(looks: int = LOOKS, tries: int = TRIES) -> None:
             if vars(module).get(name) is usual:
                 setattr(module, name, small)
         for function in vars(module).values():
-            if getattr(function, "hash", None):  # Triton has noted the bounds of before: it shall look again
+            if isinstance(function, JITFunction):  # Triton has noted the bounds of before: it shall look again
                 function.hash = None
