@@ -19,7 +19,7 @@ import torch
 from nanokv.allocation.room import NO_ROOM, NO_WAIT
 from nanokv.allocation.status_errors import error_for
 from nanokv.allocation.terms import Hold, terms_of
-from nanokv.arguments import FOREVER, integer, seconds
+from nanokv.arguments import FLAG, FOREVER, integer, seconds
 from nanokv.cache.cache import NanoKVCache, listed_tensors
 from nanokv.cluster.changes import Listener
 from nanokv.cluster.fetched import FetchedObjects, Got
@@ -224,6 +224,7 @@ class NanoKVCluster:
             PeerLost: the node cannot be reached, or did not answer: then the object may have been stored.
         """
         self._check_open()
+        FLAG("exist_ok", exist_ok)
         digest = self._hash(key)
         node, rank = self._target(digest, preferred_segment)
         if node is None:

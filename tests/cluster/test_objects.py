@@ -147,6 +147,14 @@ def test_duplicates_move_nothing(make_cluster: MakeCluster) -> None:
     assert torch.equal(two.get(key), torch.ones(4)) and two.world.stats()["used_pages"] == before
 
 
+@pytest.mark.parametrize("home", ["n0", "n1"])
+def test_a_wrong_argument_is_refused_whichever_node_the_key_belongs_to(make_cluster: MakeCluster, home: str) -> None:
+    one, _ = make_cluster()
+    wrong: Any = 1
+    with pytest.raises(InvalidArgument, match="exist_ok"):
+        one.put(key_of(one, home), torch.ones(4), exist_ok=wrong)
+
+
 def test_removal(make_cluster: MakeCluster) -> None:
     one, two = make_cluster()
     key = key_of(one, "n1")

@@ -60,20 +60,22 @@ def doctor(
 def warmup(as_json: Json = False) -> None:
     """Compile the protocol for this CPU, so that no process waits for it later. Needed once per version and user.
 
-    Useful when an image is built: with NANOKV_CACHE_DIR the compiled code is kept in a folder of the image.
+    Useful when an image is built: with NANOKV_CACHE_DIR the compiled code is kept in a folder of the image. What only
+    members of clusters, or owners of a segment on a GPU, run is compiled too.
     """
     from nanokv.device.machines.code_cache import cache_directory
-    from nanokv.device.machines.native_code import code, compiled, gpu_code
-    from nanokv.device.machines.native_entries import NATIVE_ENTRIES
+    from nanokv.device.machines.native_code import code, fabric_code, gpu_code
+    from nanokv.device.machines.native_entries import FABRIC_ENTRIES, GPU_ENTRIES, NATIVE_ENTRIES
 
     folder, start = cache_directory(), time.monotonic()
-    loaded = sum(code().load(name) for name in NATIVE_ENTRIES)
-    compiled(rare=True)
-    gpu_code().require_all()
-    seconds = time.monotonic() - start
+    kinds = ((code(), NATIVE_ENTRIES), (fabric_code(), FABRIC_ENTRIES), (gpu_code(), GPU_ENTRIES))
+    count, loaded = 0, 0
+    for functions, entries in kinds:
+        count += len(entries)
+        loaded += sum(functions.load(name) for name in entries)
+        functions.require_all()
+    seconds, made = time.monotonic() - start, count - loaded
     if as_json:
-        count = len(NATIVE_ENTRIES)
-        print_json({"folder": str(folder), "functions": count, "compiled": count - loaded, "seconds": seconds})
+        print_json({"folder": str(folder), "functions": count, "compiled": made, "seconds": seconds})
     else:
-        made = len(NATIVE_ENTRIES) - loaded
         typer.echo(f"{made} functions compiled, {loaded} were there, in {seconds:.1f} s: {folder}")
