@@ -183,7 +183,7 @@ def _compiled() -> Diagnosis:
         return Diagnosis("compiled code", "warn", str(error))
     if count < len(NATIVE_ENTRIES):
         found = f"{count} of {len(NATIVE_ENTRIES)} functions load from {where}"
-        return Diagnosis("compiled code", "warn", f"{found}; `nanokv warmup` compiles the rest (20 to 30 s)")
+        return Diagnosis("compiled code", "warn", f"{found}; `nanokv warmup` compiles the rest (one to two minutes)")
     return Diagnosis("compiled code", "ok", f"{count} functions load from {where}")
 
 

@@ -52,7 +52,7 @@ CALLS = core.constexpr(file_digest(__file__))  # Triton's cache key does not see
 
 
 def _fields(kind: Any) -> tuple[str, ...]:
-    """Those of the named tuple of words that a parameter is, by its annotation; none of a word, nor of a world."""
+    """The fields of a parameter that is a named tuple of words, by its annotation; a word and a world have none."""
     return () if kind is World else getattr(kind, "_fields", ())
 
 
