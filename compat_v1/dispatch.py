@@ -1,4 +1,4 @@
-"""How a request reaches its endpoint: in the master's process by a call, from another one by a message (`client`)."""
+"""How a request reaches its endpoint: by a call in the master's process, else by a message (`host_allocation`)."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -12,7 +12,7 @@ from nanokv.types import KeyDigest
 
 
 class Dispatch(Protocol):
-    """Takes requests to the master: `LocalDispatch`, or `client.Client`."""
+    """Takes requests to the master: `LocalDispatch`, or `host_allocation.MasterClient`."""
 
     def ask(self, request: Request) -> Reply:
         """Return the master's reply.

@@ -3,7 +3,7 @@
 (READY, 0, e) -> (DEAD, 0, e)     removed or evicted: the pages are free at once, because readers validate
 (WRITING, 0, e) -> (DEAD, 0, e)   given up: the producer may still write, so the pages go into quarantine
 
-Both are one compare-and-swap in the header (`machine.kill`), so that the master never overlooks a commit by the
+Both are one compare-and-swap in the header (`Machine.kill`), so that the master never overlooks a commit by the
 producer, or a pin. The master's lock does not keep producers and readers out; the word does.
 """
 

@@ -1,4 +1,6 @@
-"""The protocol, its kernels, and the machines that run them. Nothing here imports the project outside this folder.
+"""The protocol, its kernels, and the machines that run them.
+
+Of the rest of the project only `nanokv.errors` is imported here.
 
 The rooms, in reading order. A room imports only rooms above it; its `__init__` lists its files.
 
@@ -6,6 +8,7 @@ The rooms, in reading order. A room imports only rooms above it; its `__init__` 
     segment    the bytes of a segment, and how a rank finds them
     protocol   the operations of a rank on a segment, in Triton: put, get, remove, evict, reclaim, ...
     native     functions that only a host in native code runs
+    fabric     a reader on another host: it sees the owner's memory only by transfers, in rounds
     kernels    the Triton kernels that call the protocol
     machines   run the protocol for a host: compiled for a CPU, or launched as kernels
     sim        the simulated machine: every interleaving, weak memory, kills
@@ -22,7 +25,6 @@ two for authors of any kernel, on what both need (`emulation`):
     emulation  memory, floats and Triton's driver of a GPU that is not there
     ptx        a machine that runs compiled Triton kernels without a GPU
     gcn        the same for the machine code of AMD GPUs
-    fabric     A reader on another host: it sees the owner's memory only by transfers, in rounds
 
 and two classes for hosts that launch: `Batch`, a table of requests in device memory, and `Request`, one of its rows.
 """

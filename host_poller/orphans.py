@@ -24,7 +24,7 @@ from nanokv.host_poller.members import deaths
 
 
 class Orphans:
-    """Gives them up. Used only by the poller's thread."""
+    """Gives up what dead producers left unfinished. Used only by the poller's thread."""
 
     def __init__(self, machine: Machine, heap: Heap) -> None:
         self._machine, self._heap = machine, heap

@@ -7,7 +7,7 @@ from nanokv.device.segment.clock import now_ns
 
 
 class Removal(Protocol):
-    """Both answer with a `Status`; an `Allocation` has them. v1's ask the master, and may raise PeerLost."""
+    """Removes and evicts single objects, as an `Allocation` does. Answers with a `Status`; v1's may raise PeerLost."""
 
     def remove_slot(self, owner: int, slot: int, epoch: int) -> int:
         """Remove the object in a header slot: OK, MISS or PINNED."""

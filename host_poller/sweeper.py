@@ -2,7 +2,7 @@
 
 Headers are the truth. A pass looks at every slot ever used, slice by slice (`header_pass`), and
 - reconciles the index with the headers that are READY;
-- removes objects whose time is over, and counts what identities with a quota hold (`labels`, `quotas`);
+- removes objects whose time is over, and counts what identities with a quota hold (`labels`, `Quotas`);
 - gives up objects that are unfinished for longer than `write_timeout`, or whose producer is dead: they become DEAD, so
   that a late commit is answered LOST, and go into quarantine (`quarantine`).
 
@@ -10,8 +10,8 @@ Between passes and after them the sweeper does the rest, whose cost does not gro
 - starts the audit if a rank died (`audit`);
 - releases the objects that nobody can write to any more;
 - takes away the pins of dead readers (`dead_pins`);
-- finds out whether too many pages are in use (`water_marks`);
-- joins free extents if a producer was refused (`coalesce`), or before one is (`join_ahead`);
+- finds out whether too many pages are in use (`nanokv/space/water_marks.py`);
+- joins free extents if a producer was refused (`nanokv/space/coalesce.py`), or before one is (`JoinAhead`);
 - forgets splits of free extents that do not end: their producer is dead or stopped (`device/protocol/splitting.py`).
 
 In v1 the master does all of this except the index, labels and quotas.

@@ -1,4 +1,4 @@
-"""Every option and every environment variable of NanoKV, declared once.
+"""Every option and every environment variable of a cache, declared once.
 
 An argument overrides its variable, a variable the default. Two variables are read by modules that import nothing of the
 API: NANOKV_CACHE_DIR (the folder of compiled code, `device/machines/code_cache.py`) and NANOKV_SHM_DIR (the
@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict, get_args
 
 from nanokv.arguments import (
-    Check,
+    FLAG,
     check_options,
     integer,
     is_a,
     listed,
     number,
+    one_of,
     option,
     or_none,
     positive_seconds,
@@ -35,11 +36,6 @@ Policy = Literal["lifetimes", "clock", "fifo", "last_access"]
 _WATER: dict[Alloc, tuple[int, int]] = {"device": (100, 100), "host": (85, 95)}
 _ELASTIC: tuple[HeapKind, ...] = ("shm", "local")
 _POLICIES: dict[Alloc, tuple[Policy, ...]] = {"device": ("lifetimes", "clock", "fifo"), "host": ("last_access", "fifo")}
-_FLAG = is_a(bool, "True or False")
-
-
-def _one_of(allowed: tuple[str | None, ...]) -> Check:
-    return is_a(str | None, f"one of {allowed}", allowed.__contains__)
 
 
 def _checked_classes(name: str, classes: Sequence[int]) -> tuple[int, ...]:
@@ -105,12 +101,12 @@ class Options:
         heap_options: further options of that provider, such as `device`.
     """
 
-    alloc: Alloc = option(_one_of(MODES), "device")
+    alloc: Alloc = option(one_of(MODES), "device")
     namespace: str = option(is_a(str, "a str without NUL", lambda text: "\0" not in text), "")
     identity: Identity | None = option(is_a(Identity | None, "an Identity or None"), None)
-    evict: bool = option(_FLAG, True)
+    evict: bool = option(FLAG, True)
     water: tuple[int, int] | None = option(or_none(_checked_water), None)
-    policy: Policy | None = option(_one_of((None, *get_args(Policy))), None)
+    policy: Policy | None = option(one_of((None, *get_args(Policy))), None)
     quota_bytes: int | None = option(or_none(whole(1)), None)
     size_classes: tuple[int, ...] | None = option(or_none(_checked_classes), None)
     max_objects: int | None = option(or_none(whole(1)), None)
@@ -119,12 +115,12 @@ class Options:
     write_timeout: float = option(positive_seconds, 30.0)
     rpc_timeout: float = option(positive_seconds, 5.0)
     attach_timeout: float = option(positive_seconds, 60.0)
-    on_stale: Stale = option(_one_of(get_args(Stale)), "error")
-    checksum: bool = option(_FLAG, False)
-    elastic: bool = option(_FLAG, False)
+    on_stale: Stale = option(one_of(get_args(Stale)), "error")
+    checksum: bool = option(FLAG, False)
+    elastic: bool = option(FLAG, False)
     promote: int = option(whole(0), 0)
     costs: tuple[float, ...] | None = option(or_none(_checked_costs), None)
-    heap: HeapKind | None = option(_one_of((None, *KINDS)), None)
+    heap: HeapKind | None = option(one_of((None, *KINDS)), None)
     heap_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -232,7 +228,7 @@ def _integer(variable: str, default: int) -> int:
 
 
 def _choice(variable: str, allowed: tuple[str, ...]) -> Any:
-    return or_none(_one_of(allowed))(variable, os.environ.get(variable) or None)
+    return or_none(one_of(allowed))(variable, os.environ.get(variable) or None)
 
 
 def make_options(given: Mapping[str, object]) -> Options:

@@ -13,6 +13,7 @@ NanoKVError
 ├── WriteLost                      the object was reclaimed while it was being written
 ├── SegmentCorrupt                 a segment, a word in one, or a file of saved objects has an impossible value
 ├── CacheClosed                    the cache was closed before the call
+├── Forked                         this process is a child of a fork, and the cache its parent's
 ├── FileUnusable (OSError)         a file of saved objects cannot be written or read
 ├── ClusterUnavailable (ConnectionError) the registry of a cluster does not answer, or another process is this member
 ├── LinkUnavailable                what moves bytes between hosts is not installed, or does not work here
@@ -78,6 +79,10 @@ class SegmentCorrupt(NanoKVError):
 
 class CacheClosed(NanoKVError):
     """The cache was closed before the call. Nothing was done."""
+
+
+class Forked(NanoKVError):
+    """This process is a child of a fork, and the cache its parent's. What turns errors into answers lets it through."""
 
 
 class FileUnusable(NanoKVError, OSError):

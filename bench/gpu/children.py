@@ -233,7 +233,7 @@ class _Child:
             os.killpg(self._process.pid, sign)
 
     def said(self) -> str:
-        """Its output."""
+        """The output of the command."""
         with self._log.open("rb") as file:
             file.seek(self._log_at)
             return file.read().decode(errors="replace")

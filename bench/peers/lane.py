@@ -58,7 +58,7 @@ class PeerLane:
         return self._files.enter_context(made)
 
     def wait(self) -> None:
-        """Until it is ready, or over."""
+        """Wait until the lane is ready, or over."""
         self._answer(START_SECONDS)
 
     def turn(self, rounds: int, seconds: float, warm: int) -> Found:
@@ -123,7 +123,7 @@ class PeerLane:
                 pipe.close()
 
     def _await_others(self) -> None:
-        """Until its process group is empty, whose id stays taken as long."""
+        """Wait until its process group is empty, whose id stays taken as long."""
         end = time.monotonic() + END_SECONDS
         with contextlib.suppress(ProcessLookupError):
             while time.monotonic() < end:

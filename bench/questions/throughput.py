@@ -98,7 +98,7 @@ def _laps(settings: Settings, plan: Plan) -> int:
 
 
 def sizes(settings: Settings) -> list[int]:
-    """Those of the run that are large enough."""
+    """The sizes of the run that are large enough."""
     return [size for size in settings.sizes if size >= LEAST]
 
 

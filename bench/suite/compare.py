@@ -162,6 +162,6 @@ def _row(one: Comparison) -> list[str]:
 
 
 def _text(figure: Figure) -> str:
-    """Its case, without the names of axes whose values say enough."""
+    """The case of a figure, without the names of axes whose values say enough."""
     shown = [(axis, show_axis(axis, value)) for axis, value in figure.case.items()]
     return ", ".join(value if not value[0].isdigit() or axis == "size" else f"{axis} {value}" for axis, value in shown)

@@ -74,7 +74,7 @@ class ParallelRuns:
 
     @property
     def values(self) -> list[float]:
-        """Those that count; if there are none, all."""
+        """The values that count; if there are none, all."""
         return self._good or [value for value, _ in self.runs]
 
     @property

@@ -22,7 +22,7 @@ class Figures:
     case: AnyCase
 
     def of(self, figures: Sequence[Figure]) -> list[Figure]:
-        """Those of `figures` that are meant."""
+        """The figures that are meant."""
         return [one for one in figures if one.question == self.question and self.case.items() <= one.case.items()]
 
 

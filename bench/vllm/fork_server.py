@@ -55,7 +55,7 @@ class ChildProcess:
         return 0 if select.select([self._handle], [], [], 0)[0] else None
 
     def wait(self, timeout: float) -> None:
-        """Until it has ended.
+        """Wait until it has ended.
 
         Raises:
             subprocess.TimeoutExpired: it has not.

@@ -66,11 +66,11 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The id of its process."""
         return self._process.pid
 
     def wait(self) -> "EngineProcess":
-        """Until it has started.
+        """Wait until it has started.
 
         Raises:
             EngineFailed: it did not.

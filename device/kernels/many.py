@@ -5,10 +5,8 @@ share the objects by tiles (`shares`). Each object has a ticket (`device/protoco
 arrive allocates, all stream tiles, the last one commits. Only the CTAs of one object contend for its words, and no
 order of CTAs is assumed. Equal objects that one CTA puts alone are a run (`device/protocol/runs.py`).
 
-Every kernel of NanoKV runs with ONE warp per CTA, and more CTAs instead. With several warps, each one would do a
-relaxed load for itself, so that they could diverge (`memory.triton`). And on AMD a wave waits before a release only for
-its own stores; nothing makes the other waves wait for theirs at the barrier before it, so an object could be published
-before their stores have landed.
+Every kernel of NanoKV runs with one warp per CTA, and more CTAs instead. With several warps, each look at a shared word
+goes through shared memory, and on AMD every wave waits for its stores before each release (`memory.triton`).
 """
 
 from typing import Any

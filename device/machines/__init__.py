@@ -20,7 +20,7 @@
     slices        boxes of objects, and where in such a cache they go
     full_blocks   the blocks of that cache which a step fills, and their objects
     reshape_and_cache  vLLM's functions of this name, which also publish full blocks
-    gpu_threads        nanoKV's own threads beside a process that uses a GPU
+    gpu_threads        NanoKV's own threads beside a process that uses a GPU
 
 The simulated machine is in `sim.world`.
 """

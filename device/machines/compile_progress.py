@@ -11,7 +11,7 @@ from numba.core import event
 from nanokv.device.memory.triton import VOCABULARY
 
 _log = logging.getLogger("nanokv.compile")
-WORTH_SAYING = 30  #: functions; 100 compile in about 10 s
+WORTH_SAYING = 30  #: functions; 100 compile in 10 to 30 s
 
 
 def functions_of(functions: list[Any]) -> int:
@@ -45,9 +45,10 @@ def compile_progress(functions: list[Any]) -> Iterator[None]:
             yield
     else:
         _log.warning(
-            "nanokv compiles its protocol for this CPU, about %d s, once per version and user; `nanokv warmup` does it "
+            "nanokv compiles its protocol for this CPU, %d to %d s, once per version and user; `nanokv warmup` does it "
             "ahead",
             count // 10 + 1,
+            count // 3 + 1,
         )
         yield
 

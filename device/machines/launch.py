@@ -223,7 +223,7 @@ class LaunchMachine(Machine):
     def load(self) -> None:
         """Compile and load what a poller launches in its rounds: else its first hints wait for that.
 
-        What a sweep finds once in a while to be done (`Entry.rare`) is compiled then: 0.1 to 0.4 s each, once.
+        What a sweep finds once in a while to be done (`NativeEntry.rare`) is compiled then: 0.1 to 0.4 s each, once.
         """
         usual = [name for name, entry in ENTRIES.items() if entry.by_owner and not entry.rare]
         self._owner.load(*(calling(name) for name in (*usual, "enter", "leave", "evict_pages")))

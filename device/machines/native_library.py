@@ -49,7 +49,7 @@ class ObjectCode(NamedTuple):
         return all(llvm.address_of_symbol(name) is not None for name in self.needs)
 
     def load(self) -> dict[str, Callable[..., Any]]:
-        """Its functions. Each takes words, some after objects, and gives words; see `python_calls`."""
+        """Load the functions. Each takes words, some after objects, and gives words; see `python_calls`."""
         set_up()
         with _loading:
             engine = _engine()

@@ -51,12 +51,12 @@ class What(NamedTuple):
 
     nbytes: int
     descriptor: Descriptor
-    address: int  #: of the same as a WHAT record, in `words`
+    address: int  #: of the WHAT record in `words`, which says the same
     words: Words
 
     @staticmethod
     def of(nbytes: int, descriptor: Descriptor) -> "What":
-        """A request with a record of its own."""
+        """Make a request with a record of its own."""
         words = np.array((nbytes, *descriptor), np.int64)
         return What(nbytes, descriptor, int(words.ctypes.data), words)
 

@@ -6,7 +6,9 @@ error. Self is a tuple: the address of a CALLS record, and what keeps alive what
 
 A name is known by its address: Python's compiler interns it in the caller. One that is not interned is unusual.
 
-A Status that is not OK goes to a function of Python that raises its error.
+A Status that is not OK goes to a function of Python that raises its error. Three do not: a put that found no room is
+done again in Python, where it may wait; a get that finds nothing returns its `default`, if it has one; a put of a key
+that is there returns None if `exist_ok` says so. And `take`, which copies to an address, answers NOT_TAKEN instead.
 
 The usual is done here: a key that is a str, bytes or a digest of this cache; a plain tensor in host memory; an owner
 that lives; no lease, no copies, no wait. All else is handed to a function of Python, with the same arguments, and

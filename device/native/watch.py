@@ -1,4 +1,4 @@
-"""The look of a poller at a ring in a GPU's memory, in native code: see `machines.launch_ring`."""
+"""The look of a poller at a ring in a GPU's memory, in native code: see `RingReader` in `machines.launch`."""
 
 from typing import Any
 

@@ -39,7 +39,7 @@ request      the objects that a launch puts or gets, as a table in device memory
 ticket       many CTAs work on one object: which of them begins it, and which ends it
 cooperative  one object, put or read in parts by many CTAs
 runs         objects that are alike, which one CTA puts one after another
-generations  generations
+generations  the table of generations: which one of an identity is valid
 
 Beside each ordering stands its reason, with the scenario in which `nanokv check mutants` sees a weaker one fail.
 "(kept)" means that no execution of the simulated memory shows the need: `KEPT` in `check/protocol/model/orderings.py`.

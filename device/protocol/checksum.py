@@ -5,7 +5,8 @@ in the descriptor, and FLAG_CHECKSUM says that it is there. The producer makes i
 of several calls, or of a plan, over the pages before it commits. The reader makes it over its own copy, before it
 validates.
 
-Each 64-bit word goes through `memory.mixed`, a bijection that differs from place to place, and the results are added:
+Each 64-bit word goes through `memory.triton.mixed`, a bijection that differs from place to place, and the results are
+added:
     sum = mixed(w0, 0) + mixed(w1, 1) + ...   (mod 2**64; the last word is padded with zeros)
 So a change of one word always changes the sum: its own term changes, and all others stay. Size, key and descriptor are
 mixed likewise, at places below 0, and joined by XOR. The whole is mixed once more and cut to 32 bits: there one change
@@ -13,7 +14,7 @@ in 2**32 is lost, whatever it is. The checksum is no protection against an adver
 
 Source: splitmix64's output function (Steele 2014) as the bijection.
 
-Guarantees: an object that a rank with `world.checksum` reads has a checksum, and it is right. That holds even if the
+Guarantees: an object that a rank with `World.checksum` reads has a checksum, and it is right. That holds even if the
 header leads to the pages of another object, for then the key is wrong.
 
 Why the orderings suffice: the producer writes flag, checksum and payload before its commit releases, and the reader
@@ -54,7 +55,7 @@ def has_checksum(header: tl.int64) -> Any:
 
 @triton.jit
 def checksum(key: Key, nbytes: tl.int64, payload_sum: tl.int64, descriptor: Descriptor) -> Any:
-    """The checksum of a key, a size, the sum over the payload (`memory.checksum_bytes`), and a descriptor: 32 bits."""
+    """The checksum of a key, a size, the sum over the payload (`checksum_bytes`), and a descriptor: 32 bits."""
     of = descriptor
     whole = payload_sum ^ mixed(key.hash, -1) ^ mixed(key.check, -2) ^ mixed(nbytes, -3) ^ mixed(of.kind & LOW32, -4)
     whole = whole ^ mixed(of.d0, -5) ^ mixed(of.d1, -6) ^ mixed(of.d2, -7) ^ mixed(of.d3, -8) ^ mixed(of.d4, -9)

@@ -133,20 +133,20 @@ def settle(world: World, seg: tl.int64, key: Key, mine: tl.int64, i: tl.int64) -
     entry_at = candidate_at(world, seg, key.hash, i)
     stays = i == i
     seen = load64(entry_at, "relaxed")
-    look = has_tag(seen, key.check)
+    again = has_tag(seen, key.check)
     tries = word(0)
-    while look & (tries < CANDIDATES):
+    while again & (tries < CANDIDATES):
         answer, _ = judge(world, seen, key)
         live = (answer == OK) | ((answer == NOT_READY) & (not is_copy(seen)))
         final = is_sure(seen, key.check)
-        look = live & (not final) & (mine < i)
-        stays = (not live) | look
-        if look:
+        again = live & (not final) & (mine < i)
+        stays = (not live) | again
+        if again:
             got = cas64(entry_at, seen, 0, "relaxed")  # relaxed: the word itself decides
-            look = (got != seen) & has_tag(got, key.check)
+            again = (got != seen) & has_tag(got, key.check)
             seen = got
         tries += 1
-    return stays & (not look)
+    return stays & (not again)
 
 
 @triton.jit(noinline=True)

@@ -22,7 +22,7 @@ Guarantees
 
 Why the orderings suffice: `reserve` releases nothing. A rank that sees the new epoch may still see key, flags and
 producer of an older one. So these words name their epoch: a key of another epoch is no key, and the host looks again
-at flags of another epoch. The turnstile releases them to later producers of the key (`directory`), and the end of the
+at flags of another epoch. The turnstile releases them to later producers of the key (`claim`), and the end of the
 operation releases them to the host. `commit_state` releases everything that the producer wrote, and `kill` acquires it.
 A reader acquires the STATE word first, and validates with a read-modify-write that releases: it reads the newest word,
 after the loads of the copy. A plain acquire load could be satisfied before those loads, and torn bytes would pass.

@@ -11,7 +11,7 @@ Guarantees
 - A `begin` that fails gives back everything that it took, last taken first. FULL is an answer (I9).
 - An object becomes READY when all its bytes are stored, or never (I3); a producer that was too slow is told LOST.
 
-Why the orderings suffice: see `header` (publish, commit), `directory` (claim) and `freelist` (hand-over).
+Why the orderings suffice: see `header` (publish, commit), `claim` (a key) and `freelist` (hand-over).
 """
 
 from typing import Any
@@ -57,7 +57,7 @@ from nanokv.device.segment.world_table import World, header_at, is_inside, segme
 
 
 @triton.jit
-def undo(world: World, seg: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
+def undo(world: World, seg: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """Give up a slot that is still RESERVED. False if the sweeper was faster: then the sweeper frees it."""
     mine = kill(header_at(world, seg, slot), RESERVED, epoch) == state_word(RESERVED, epoch)
     if mine:
@@ -150,7 +150,7 @@ def begin(world: World, owner: tl.int64, key: Key, nbytes: tl.int64, flags: tl.i
                     # the entry goes first: the key must not lead to the next object of the slot
                     erase(world, owner, slot, epoch, key)
             if (status != OK) & (status != LOST):
-                if not undo(world, seg, owner, slot, epoch):
+                if not undo(world, seg, slot, epoch):
                     acknowledge(header_at(world, seg, slot), epoch)
     if status != OK:
         leave(world, seg, phase)

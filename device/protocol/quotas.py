@@ -1,8 +1,8 @@
 """The quotas of a segment: how many pages the objects of an identity may hold there.
 
 A row (QUOTA bits) belongs to one identity for ever, and names its quota. Hosts write rows, once per cache and segment.
-The owner's sweeper counts the pages of those identities, and evicts what is too much (`host_poller/quotas.py`); no put
-or get reads a row.
+The owner's sweeper counts the pages of those identities, and evicts what is too much (`host_poller/sweeper.py`); no
+put or get reads a row.
 
 Guarantees: an identity has one row, since rows are taken in their order and never given back: two hosts of one identity
 meet at the same row, and the last one's quota stays.

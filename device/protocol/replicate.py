@@ -9,7 +9,7 @@ copy has a header and pages in another segment, and an entry REPLICA in the same
 4. copies the object, and validates as a reader does; a put with copies has the producer's source instead;
 5. commits WRITING -> READY, and leaves a hint.
 
-Source: the claim of a key (`directory`), and a reader's seqlock (`get`).
+Source: the claim of a key (`claim`), and a reader's seqlock (`get`).
 
 Guarantees
 - READY objects of one key have the same bytes, and at most one of them is a primary.
@@ -162,7 +162,7 @@ def allocate_copy(
         reserve(world, seg, slot, epoch, key, 0)
         status, payload = allocate(world, seg, target, slot, epoch, size_class, n_pages, nbytes, now, key, access)
         if status == FULL:
-            if not undo(world, seg, target, slot, epoch):
+            if not undo(world, seg, slot, epoch):
                 acknowledge(header_at(world, seg, slot), epoch)
     return status, slot, epoch, payload
 

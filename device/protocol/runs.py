@@ -120,7 +120,7 @@ def drop_member(
             add64(seg + COUNT_REFUSED, 1, "relaxed")
             # the entry goes first: the key must not lead to the next object of the slot
             erase(world, owner, slot, epoch, key_in(request))
-        if not undo(world, seg, owner, slot, epoch):
+        if not undo(world, seg, slot, epoch):
             acknowledge(header_at(world, seg, slot), epoch)
 
 

@@ -20,7 +20,7 @@ Guarantees
   to a list that it has passed: only what is given back while it looks.
 
 Why the orderings suffice: the look is relaxed, since `freelist.pop` asks the list itself. A producer that sees an empty
-list acquires nothing of what was done before it became empty; one that needs that asks `reclaim.joining`.
+list acquires nothing of what was done before it became empty; one that needs that asks `joining.joiner`.
 """
 
 from typing import Any

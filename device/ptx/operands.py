@@ -16,7 +16,7 @@ class Register:
 
     @property
     def local(self) -> str:
-        """Its name in the Python that is made of a block."""
+        """The register's name in the Python that is made of a block."""
         return f"r{self.index}"
 
     @property

@@ -53,7 +53,7 @@ class Program:
 
     @property
     def name(self) -> str:
-        """The entry's."""
+        """The name of the entry."""
         return next(function.name for function in self.functions.values() if function.entry)
 
     def register(self, name: str, kind: str) -> Register:

@@ -1,4 +1,4 @@
-"""Records in the private memory of an owner's host: what Python and native code tell each other."""
+"""Records in a process's private memory, by which Python and native code talk."""
 
 import triton.language as tl
 

@@ -68,6 +68,8 @@ OBJ_DESC = Record(
     ],
 )
 
+# What the specification has in an announcement. The ring itself holds one word for each, a hint (RING bits): a listener
+# reads all this in the header that the hint names, so that a hint can be lost.
 ANNOUNCE = Record(
     "Announce",
     64,

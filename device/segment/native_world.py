@@ -1,7 +1,7 @@
 """The world of protocol functions on a CPU: the address of the table, whose attributes are loads.
 
-`world.page_bytes` of `world_table.World` is a load of that word of the table here: it costs next to nothing, no word
-is passed from function to function, and a host passes one integer. `world.table` is the address itself.
+`World.page_bytes` of `world_table` is a load of that word of the table here: it costs next to nothing, no word
+is passed from function to function, and a host passes one integer. `World.table` is the address itself.
 """
 
 from typing import Any

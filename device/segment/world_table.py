@@ -5,10 +5,10 @@ it reads them here. Behind the words of WORLD lie `heap_bases`, the base address
 sees it; that is the table that iris' device functions take. Behind those lies what a read from each rank costs.
 
 A kernel loads the table once, by `open_world`, and passes its words to protocol functions as one argument:
-`world.page_bytes` is in a register. Loaded at each use it would come from memory after each acquire, which empties the
-first-level cache. A function that is seldom needed stands apart (`noinline`): it takes the address, `world.table`, and
+`World.page_bytes` is in a register. Loaded at each use it would come from memory after each acquire, which empties the
+first-level cache. A function that is seldom needed stands apart (`noinline`): it takes the address, `World.table`, and
 opens the world again, so that its callers pass no twenty words. On a CPU a world is the address of its table, and
-`world.page_bytes` is a load (`native_world`).
+`World.page_bytes` is a load (`native_world`).
 """
 
 from typing import Any, NamedTuple

@@ -78,7 +78,7 @@ class InTasks(Protocol):
 
 
 def mixed(value: int, place: int) -> int:
-    """`memory.mixed`, whose arithmetic wraps."""
+    """`memory.triton.mixed`, whose arithmetic wraps."""
     x = (value + (place + 1) * GOLDEN.value) & _MASK
     x = ((x ^ (x >> 30)) * MIX_ONE.value) & _MASK
     x = ((x ^ (x >> 27)) * MIX_TWO.value) & _MASK

@@ -195,7 +195,7 @@ class MutableBlock(BlockHandle):
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Those added so far."""
+        """The tokens added so far."""
         return tuple(self._tokens)
 
     @property

@@ -14,12 +14,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import NoReturn, Protocol
 
-from nanokv.errors import NanoKVError
+from nanokv.errors import Forked, NanoKVError
 from nanokv.heap.base import Heap
-
-
-class Forked(NanoKVError):
-    """This process is a child of a fork, and the cache its parent's. What turns errors into answers lets it through."""
 
 
 class Gone:
@@ -58,7 +54,7 @@ def end_when_dropped(cache: OwnedCache, ends: ExitStack, heap: Heap) -> "weakref
 
 
 def refuse_fork(process: int) -> None:
-    """Raise Forked unless this is `process`, of which something is."""
+    """Raise Forked unless this is `process`, the one that made what is asked for."""
     if os.getpid() != process:
         raise forked(process)
 

@@ -247,7 +247,7 @@ class Engine:
         return self.error(status, key, nbytes) if status else None
 
     def generations(self) -> Generations:
-        """Those of this cache's identity."""
+        """Return the generations of this cache's identity."""
         if self._generations is None:
             whose = self.options.identity, self.options.namespace
             self._generations = Generations(self.machine, self.heap.rank, *whose)

@@ -86,7 +86,7 @@ class CommandProcess(ABC):
     @property
     @abstractmethod
     def code(self) -> int | None:
-        """Its exit code; negative: minus the signal; None: it has not been found to have ended."""
+        """The exit code; negative: minus the signal; None: it has not been found to have ended."""
 
     @abstractmethod
     def _join(self, seconds: float) -> bool:

@@ -7,7 +7,7 @@ two threads meet through relaxed additions, which order nothing.
     message passing   a payload word, then a flag by CAS with release; flag with acquire, then the payload.
                       Forbidden: the flag is there and the payload is not. `header.commit_state` and every reader.
     store buffering   each writes its word, passes one turnstile, and looks at the other's word.
-                      Forbidden: both miss each other. `directory.claim`.
+                      Forbidden: both miss each other. `claim.claim_at`.
     validated read    a writer kills, rewrites two words and commits; a reader acquires the state, reads both words,
                       and validates by a read-modify-write. Forbidden: valid, and a word of the next object, or two
                       different ones. `header.still_ready`.

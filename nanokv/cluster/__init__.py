@@ -2,10 +2,10 @@
 
 cluster     the public class; `paged`: an engine's paged cache across nodes
 options     its options
-member      the parts of one member, opened and closed in order
+member      the parts of one member, opened and closed in order; members that have left; all that `stats` shows
 membership  who is there: etcd, or a folder
 card        what a member tells the others of itself; `place`: the host where it runs
-nodes       the nodes as this process knows them, and the way to each; `departures`: members that have left
+nodes       the nodes as this process knows them, and the way to each
 homes       which node a key belongs to
 at_once     threads that ask several nodes; `patience`: how long one call waits for them
 links       moving bytes: NIXL, Mooncake's transfer engine
@@ -16,10 +16,9 @@ putting     puts to other nodes; `offering`: where the bytes come from; `kept`: 
 pulling     the owner's side of a put; `pull_message`: what both tell each other; `relative_terms`: times in it
 serving     what a member does when another one asks; `removal_message`: its answer about removals; `statuses`: arrays
 messages    questions, over TCP, and events, over ZeroMQ; `kinds`; `resolving`: names of hosts
-events      what becomes of objects; `locations`: where they lie; `catching_up`: what was missed; `changes`: for
-            listeners; `uses`: for the owners
+events      what becomes of objects; `locations`: where they lie; `changes`: for listeners; `uses`: for the owners
 generations how all nodes come to one generation of an identity
-counts      what was done; `figures`: all that `stats` shows
+counts      what was done
 observer    a look from outside, for the command line
 """
 

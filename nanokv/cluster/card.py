@@ -76,7 +76,7 @@ class Card:
 
     @property
     def world(self) -> WorldId:
-        """Its world."""
+        """The world of the member."""
         return WorldId(self.node, b"".join(self.controls))
 
     def sealed(self, secret: bytes) -> bytes:

@@ -825,7 +825,7 @@ class NanoKVCluster:
         self.world.engine.check_waits()
 
     def _patience(self) -> Patience:
-        """That of one call."""
+        """The patience of one call."""
         return Patience(self.options.timeout)
 
     def _terms(self, hold: float | Hold | None) -> Terms:

@@ -67,7 +67,7 @@ class _OfMember(dict[int, _Offer]):
 
 
 class Kept:
-    """What one process keeps.
+    """Keeps the offers of one process that other members may still read.
 
     Attributes:
         members: by the incarnation of the member.

@@ -2,7 +2,7 @@
 
     membership       who is in the cluster, by the registry
     link             moves bytes between processes
-    staging, offers  registered memory: what is read from others comes there, and what others read lies there
+    staging, shared_staging  registered memory: what is read from others comes there, and what others read lies there
     nodes            the other nodes, and the way to each
     asker, server    put questions, and answer them
     reading, putting, puller    gets from other nodes, puts to them, and their puts to this one
@@ -175,8 +175,8 @@ class Member:
         self._working.callback(self.link.close)
         #: keeps the memory mapped as long as other nodes may read it
         self.segments = _readable_segments(self._world.engine.heap, self.link)
-        self.offers = Staging(self.link, shared=True)
-        self._memory.callback(self.offers.close)
+        self.shared_staging = Staging(self.link, shared=True)
+        self._memory.callback(self.shared_staging.close)
         self.staging = Staging(self.link)
         self._memory.callback(self.staging.close)
         self.registered = RegisteredMemory(self.link)
@@ -189,7 +189,9 @@ class Member:
         link, timeout = self.link, self._options.timeout
         self.locations, self.counts = Locations(self._options.locations), MemberCounts()
         self.reading = RemoteGets(link, rounds_over(link), self.staging, self.locations, self.counts, timeout)
-        self.putting = RemotePuts(link, self.asker, self.reading, self.offers, self.registered, self.locations, timeout)
+        self.putting = RemotePuts(
+            link, self.asker, self.reading, self.shared_staging, self.registered, self.locations, timeout
+        )
         self.ends.callback(self.putting.kept.close)
 
     def _serve_others(self) -> None:

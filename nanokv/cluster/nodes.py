@@ -77,7 +77,7 @@ class Node:
                 self._let_go()
 
     def world(self) -> RemoteWorld:
-        """Its world, over the link.
+        """The world of the node, over the link.
 
         Raises:
             PeerLost: no member can be reached, or each was lost just now.

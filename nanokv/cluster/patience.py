@@ -16,7 +16,7 @@ _NOTHING = 0.001  #: seconds in which nobody answers
 
 
 class Patience:
-    """That of one call. Each of its threads waits for itself, and all at the same time.
+    """How long one call waits for nodes. Each of its threads waits for itself, and all at the same time.
 
     Args:
         timeout: seconds that a node has for each round, or for its answer.

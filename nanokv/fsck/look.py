@@ -147,7 +147,7 @@ def field(word: str, name: str, values: Any) -> Numbers:
 
 
 def nonempty(heads: Words) -> list[tuple[int, int]]:
-    """Those of a row of LIST words whose list has a node: (shard, word). Of hundreds, most have none."""
+    """The words of a row of LIST words whose list has a node: (shard, word). Of hundreds, most have none."""
     return [(shard, int(heads[shard])) for shard in np.flatnonzero(unpack("LIST", "node", heads)).tolist()]
 
 

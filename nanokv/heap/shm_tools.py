@@ -77,7 +77,7 @@ def inspect(name: str, *, writable: bool = False) -> ShmWorldInfo:
 
 
 def _options(file: WorldFile, head: Any) -> dict[str, Any]:
-    """Those of the ranks; none that are damaged: fsck can still look at the segments."""
+    """The options of the ranks, without those that are damaged: fsck can still look at the segments."""
     with suppress(SegmentCorrupt):
         return file.options(head)
     return {}

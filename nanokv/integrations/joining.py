@@ -167,16 +167,21 @@ def classes(max_object: int, page_bytes: int) -> tuple[int, ...]:
     return tuple(sorted(powers + between[: max(SIZE_CLASSES - len(powers), 0)]))
 
 
-def _join_cluster(world: NanoKVCache, settings: Settings) -> "NanoKVCluster":
+def cluster_class() -> "type[NanoKVCluster]":
+    """Import `NanoKVCluster`. Raises LinkUnavailable if ZeroMQ is not installed."""
     try:
         from nanokv.cluster import NanoKVCluster
     except ModuleNotFoundError as error:
         if error.name != "zmq":
             raise
         raise LinkUnavailable("nanokv.cluster needs ZeroMQ: pip install pyzmq") from None
+    return NanoKVCluster
+
+
+def _join_cluster(world: NanoKVCache, settings: Settings) -> "NanoKVCluster":
     options = {name: getattr(settings, name) for name in _OF_A_CLUSTER}
     if not settings.node:
         del options["node"]
     if settings.link != "nixl":
         del options["devices"], options["ports"]
-    return NanoKVCluster(world, settings.cluster, lost="miss", **options)  # to an engine that is all it is
+    return cluster_class()(world, settings.cluster, lost="miss", **options)  # to an engine that is all it is

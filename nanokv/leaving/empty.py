@@ -122,7 +122,7 @@ class Destinations:
         return self._takes[rank, tag]
 
 
-# --- the empty --------------------------------------------------------------------------------
+# --- emptying a segment -----------------------------------------------------------------------
 Fate = Literal["move", "drop"]
 _NO_HOME = (Status.CORRUPT, Status.FULL, Status.NO_HEADER, Status.NO_ENTRY, Status.TOO_LARGE)  #: it is dropped
 

@@ -82,7 +82,7 @@ def _sync_folder(folder: Path) -> None:
             os.close(fd)
 
 
-# --- the save ---------------------------------------------------------------------------------
+# --- saving -----------------------------------------------------------------------------------
 Progress = Callable[[int, int], None]  #: bytes that are done, of so many
 Rows = npt.NDArray[Any]  #: OBJECT records
 

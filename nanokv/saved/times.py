@@ -29,7 +29,7 @@ class Moment(NamedTuple):
 
     @classmethod
     def stated_in(cls, header: Mapping[str, int]) -> "Moment":
-        """That of a file's saving. Files of builds before state none: all zeros."""
+        """The moment when a file was saved. Files of builds before state none: all zeros."""
         return cls(header["saved_wall"], header["saved_clock"], header["saved_boot"])
 
     def to_wall(self, at: int) -> int:

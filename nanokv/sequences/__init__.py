@@ -6,7 +6,7 @@
 
 docs/sequences.md explains them.
 
-allocator   cortexStream's block allocator
+allocator   CortexStream's block allocator
 extents     where the sequences of a cache lie
 sequence    what a cache knows of one sequence, and the table of all of them
 """

@@ -222,7 +222,7 @@ def _rise_and_fall(lists: FreeLists) -> Iterator[int]:
     yield from range(lists.top, -1, -1)
 
 
-# --- cortexStream's picture of the blocks -----------------------------------------------------
+# --- CortexStream's picture of the blocks -----------------------------------------------------
 WIDTH = 64  #: blocks a line
 
 

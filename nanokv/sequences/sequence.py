@@ -77,11 +77,11 @@ class Sequence:
         self.importance = array("d", (self.importance[place] for place in kept))
 
     def move_to(self, handle: KVHandle) -> None:
-        """Its blocks are these now."""
+        """Note that its blocks are these now."""
         self.handle, self.blocks, self.host = handle, handle.num_blocks, None
 
     def move_to_host(self, copy: HostCopy) -> None:
-        """Its bytes are in host memory now."""
+        """Note that its bytes are in host memory now."""
         self.handle, self.host = REFUSED, copy
 
     def refuse_if_pinned(self, act: str) -> None:

@@ -42,7 +42,7 @@ class NativeLook:
 
 @cache
 def native_look() -> NativeLook:
-    """That of this process: native code uses it with the interpreter's lock."""
+    """The look of this process: native code uses it with the interpreter's lock."""
     return NativeLook()
 
 

@@ -113,7 +113,7 @@ class Layouts:
         return [Hasher(self._namespace, self._identity.with_layout(layout)) for layout in layouts]
 
 
-# --- the paged --------------------------------------------------------------------------------
+# --- an engine's paged cache ------------------------------------------------------------------
 class Hooks(NamedTuple):
     """The checks and counters of a cache, around each call."""
 

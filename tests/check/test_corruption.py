@@ -103,10 +103,10 @@ class Arena:
         self.at = self.plain.worlds[0], self.plain.bases[0]
 
     def take(self, size_class: int) -> int:
-        return int(native(take, 5)(*self.at, size_class, 0, 0))
+        return int(native(take)(*self.at, size_class, 0, 0))
 
     def give(self, page: int, size_class: int) -> None:
-        native(give, 4)(*self.at, page, size_class)
+        native(give)(*self.at, page, size_class)
 
     def lead_to(self, page: int, size_class: int) -> None:
         """Let the head of a free list lead to a page."""
@@ -156,17 +156,17 @@ def test_a_bump_pointer_that_went_back_hands_out_nothing_twice(arena: Arena, bac
     used = [arena.take(2) for _ in range(3)]  # twelve pages
     assert used == [0, 4, 8]
     arena.view.ctl["bump_ptr"] -= np.uint64(min(back, 12) * PAGE)
-    got = [page for page in (native(bump, 3)(*arena.at, 0) for _ in range(PAGES)) if page >= 0]
+    got = [page for page in (native(bump)(*arena.at, 0) for _ in range(PAGES)) if page >= 0]
     assert set(got) <= {12, 13, 14, 15}
     arena.view.ctl["bump_ptr"] = arena.geometry.offsets["heap_base"]
-    assert native(bump_rest, 2)(*arena.at) in (-1, max(got) + 1 if got else 12)
+    assert native(bump_rest)(*arena.at) in (-1, max(got) + 1 if got else 12)
 
 
 @pytest.mark.parametrize("word", [HIGHEST, HIGHEST - PAGE + 1, LOWEST, -1, 0])
 def test_a_bump_pointer_at_the_end_of_all_words(arena: Arena, word: int) -> None:
     arena.view.ctl["bump_ptr"].view(np.int64)[0] = word
     assert [arena.take(k) for k in range(5)] == [-1] * 5
-    assert native(bump_rest, 2)(*arena.at) == -1
+    assert native(bump_rest)(*arena.at) == -1
 
 
 def test_a_chain_of_links_ends_where_it_cannot_be_right() -> None:
@@ -188,23 +188,23 @@ def test_a_chain_of_links_ends_where_it_cannot_be_right() -> None:
 
 # --- header slots -----------------------------------------------------------------------------
 def test_a_list_that_leads_to_a_used_slot_does_not_hand_it_out(arena: Arena) -> None:
-    slot, epoch = native(take_slot, 3)(*arena.at, 0)
-    native(reserve, 7)(*arena.at, slot, epoch, 1, 2, 0)
+    slot, epoch = native(take_slot)(*arena.at, 0)
+    native(reserve)(*arena.at, slot, epoch, 1, 2, 0)
     arena.view.ctl["hdr_free"][0, 0] = slot + 1
-    assert native(take_slot, 3)(*arena.at, 0)[0] == slot + 1, "the next one that was never used"
+    assert native(take_slot)(*arena.at, 0)[0] == slot + 1, "the next one that was never used"
     arena.view.ctl["hdr_head"] = 0
-    assert native(take_slot, 3)(*arena.at, 0)[0] == -1
+    assert native(take_slot)(*arena.at, 0)[0] == -1
     assert arena.corrupt == 2
 
 
 def test_a_slot_that_holds_pages_is_not_handed_out(arena: Arena) -> None:
-    slot, epoch = native(take_slot, 3)(*arena.at, 0)
-    native(reserve, 7)(*arena.at, slot, epoch, 1, 2, 0)
+    slot, epoch = native(take_slot)(*arena.at, 0)
+    native(reserve)(*arena.at, slot, epoch, 1, 2, 0)
     header = arena.at[1] + arena.geometry.offsets["hdr_base"] + slot * arena.view.headers.itemsize
-    native(kill, 3)(header, RESERVED.value, epoch)
+    native(kill)(header, RESERVED.value, epoch)
     arena.view.headers["n_pages"][slot] = 1
-    native(give_slot, 3)(*arena.at, slot)
-    assert native(take_slot, 3)(*arena.at, 0)[0] != slot
+    native(give_slot)(*arena.at, slot)
+    assert native(take_slot)(*arena.at, 0)[0] != slot
 
 
 # --- the ring ---------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_a_slot_that_holds_pages_is_not_handed_out(arena: Arena) -> None:
 def test_drain_ends_whatever_the_tickets_say(arena: Arena, head: int, tail: int) -> None:
     arena.view.ctl["ann_head"].view(np.int64)[0] = head
     out = aligned_words(4096)
-    taken, looked, hole = native(drain, 5)(arena.at[0], 0, tail, address(out), 4096)
+    taken, looked, hole = native(drain)(arena.at[0], 0, tail, address(out), 4096)
     assert taken == 0
     assert 0 <= hole <= looked == max(head, 0)
 

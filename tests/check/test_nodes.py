@@ -81,7 +81,7 @@ def test_a_short_run_holds(nixl: None) -> None:
 @pytest.mark.exhaustive
 def test_faults_are_survived(nixl: None) -> None:
     before, apart = left_behind(), can_make_namespaces()
-    rows = run.run_nodes(75.0, seed=8)
+    rows = run.run_nodes(45.0, seed=8)
     assert not failures(rows)
     assert all(row.held for row in rows)
     assert ("network namespaces" in rows[0].name) == apart

@@ -422,7 +422,7 @@ def test_registered_tensors_are_put_without_a_copy(make_cluster: MakeCluster, mo
     one, two = make_cluster()
     rows = torch.arange(64 * 512, dtype=torch.int32).reshape(64, 512)
     one.register(rows)
-    monkeypatch.setattr(one.member.offers, "room", None)  # would be needed for a copy
+    monkeypatch.setattr(one.member.shared_staging, "room", None)  # would be needed for a copy
     assert not any(one.put_many([f"g{i}" for i in range(64)], rows, preferred_segment=("n1", 0)))
     assert all(torch.equal(two.get(f"g{i}"), rows[i]) for i in range(64))
     with pytest.raises(InvalidArgument):

@@ -106,15 +106,15 @@ class Directory:
 
     def claim(self, slot: int, key: tuple[int, int], owner: int = 0, epoch: int = 1) -> int:
         self.mark(owner, slot, key)
-        return int(native(claim, 6)(self.world, owner, slot, epoch, *key))
+        return int(native(claim)(self.world, owner, slot, epoch, *key))
 
     def find(self, key: tuple[int, int]) -> tuple[int, int]:
         """(status, slot)."""
-        status, entry = native(find, 3)(self.world, *key)
+        status, entry = native(find)(self.world, *key)
         return status, int(unpack("ENTRY", "header", entry))
 
     def erase(self, slot: int, key: tuple[int, int], owner: int = 0, epoch: int = 1) -> None:
-        native(erase, 6)(self.world, owner, slot, epoch, *key)
+        native(erase)(self.world, owner, slot, epoch, *key)
 
     def entries(self) -> int:
         return sum(int(np.count_nonzero(view.directory)) for view in self.plain.views)

@@ -103,10 +103,10 @@ class Arena:
         self.at = self.plain.worlds[0], self.plain.bases[0]
 
     def take(self, size_class: int) -> int:
-        return int(native(take, 5)(*self.at, size_class, 0, 0))
+        return int(native(take)(*self.at, size_class, 0, 0))
 
     def give(self, page: int, size_class: int) -> None:
-        native(give, 4)(*self.at, page, size_class)
+        native(give)(*self.at, page, size_class)
 
     def bumped(self) -> int:
         return (int(self.view.ctl["bump_ptr"][0]) - self.geometry.offsets["heap_base"]) // PAGE
@@ -156,7 +156,7 @@ def test_len_empty_full() -> None:
 
 @pytest.mark.parametrize("pages, size_class", [(1, 0), (2, 1), (3, 2), (5, 3), (16, 4), (17, -1), (1 << 40, -1)])
 def test_class_of(pages: int, size_class: int) -> None:
-    assert native(class_of, 2)(Arena().at[0], pages) == size_class
+    assert native(class_of)(Arena().at[0], pages) == size_class
 
 
 @pytest.mark.parametrize("classes", [(1,), (2, 6), (1, 2, 5, 16), POWERS, None])
@@ -166,8 +166,8 @@ def test_the_class_of_every_number_of_pages(classes: tuple[int, ...] | None) -> 
     for pages in range(140):
         fitting = [k for k, size in enumerate(sizes) if size >= pages]
         within = [k for k, size in enumerate(sizes) if size <= pages]
-        assert native(class_of, 2)(arena.at[0], pages) == min(fitting, default=-1)
-        assert native(class_within, 2)(arena.at[0], pages) == max(within, default=-1)
+        assert native(class_of)(arena.at[0], pages) == min(fitting, default=-1)
+        assert native(class_within)(arena.at[0], pages) == max(within, default=-1)
 
 
 def test_the_pages_of_every_mark() -> None:
@@ -176,9 +176,7 @@ def test_the_pages_of_every_mark() -> None:
         arena = Arena(130, classes)
         sizes = [size for size in arena.geometry.class_pages if size]
         pages = {k + 1: size for k, size in enumerate(sizes)} | {k + 25: size for k, size in enumerate(sizes)}
-        assert [native(pages_marked, 2)(arena.at[0], mark) for mark in range(64)] == [
-            pages.get(m, 0) for m in range(64)
-        ]
+        assert [native(pages_marked)(arena.at[0], mark) for mark in range(64)] == [pages.get(m, 0) for m in range(64)]
 
 
 def test_a_larger_extent_is_split() -> None:
@@ -235,9 +233,9 @@ def test_a_split_comes_before_fresh_pages() -> None:
 def test_the_rest_is_taken_once() -> None:
     arena = Arena()
     arena.take(2)
-    assert native(bump_rest, 2)(*arena.at) == 4
+    assert native(bump_rest)(*arena.at) == 4
     assert arena.bumped() == PAGES
-    assert native(bump_rest, 2)(*arena.at) == -1
+    assert native(bump_rest)(*arena.at) == -1
 
 
 @pytest.mark.parametrize("word_of_bump", [0, 1, -PAGE, 1 << 62])
@@ -245,7 +243,7 @@ def test_a_corrupt_bump_pointer_gives_nothing(word_of_bump: int) -> None:
     arena = Arena()
     arena.view.ctl["bump_ptr"].view(np.int64)[0] = word_of_bump
     assert arena.take(0) == -1
-    assert native(bump_rest, 2)(*arena.at) == -1
+    assert native(bump_rest)(*arena.at) == -1
     assert arena.view.ctl["bump_ptr"].view(np.int64)[0] == word_of_bump
 
 
@@ -298,7 +296,7 @@ def test_lists_that_lie_apart_are_all_asked() -> None:
         arena.give(page, 0)
     assert np.flatnonzero(arena.view.ctl["free_head0"][0] & 0xFFFFFFFF).tolist() == [0, 16, 32, 48]
     assert arena.places() == list(range(pages))
-    taken = [int(native(take, 5)(*arena.at, 0, 32, 0)) for _ in range(pages + 1)]
+    taken = [int(native(take)(*arena.at, 0, 32, 0)) for _ in range(pages + 1)]
     assert sorted(taken) == [-1, *range(pages)]
     assert taken[-1] == -1
     assert {page & 48 for page in taken[: pages // 4]} == {32}, "its own list first"
@@ -307,7 +305,7 @@ def test_lists_that_lie_apart_are_all_asked() -> None:
 def home_on(processor: int, world: int, key_hash: int) -> int:
     """`home_for`, called on a processor."""
     os.sched_setaffinity(0, {processor})  # only of this thread
-    return int(native(home_for, 2)(world, key_hash))
+    return int(native(home_for)(world, key_hash))
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no thread to a processor")
@@ -327,4 +325,4 @@ def test_all_classes() -> None:
     arena.give(0, 23)
     assert [arena.take(0), arena.take(22), arena.take(10)] == [0, 1, 113]
     assert arena.free() == [(127, 1)]
-    assert native(is_held, 5)(*arena.at, 1, 22, 0) and not native(is_held, 5)(*arena.at, 1, 21, 0)
+    assert native(is_held)(*arena.at, 1, 22, 0) and not native(is_held)(*arena.at, 1, 21, 0)

@@ -97,11 +97,11 @@ class List:
         self.head, self.links = address(self.words), address(self.words[16:])
 
     def pop(self) -> int:
-        return int(native(pop, 4)(self.head, self.links, self.count, self.head + 8))
+        return int(native(pop)(self.head, self.links, self.count, self.head + 8))
 
     def push(self, *nodes: int) -> None:
         for node in nodes:
-            native(push, 4)(self.head, self.links, node, self.head + 8)
+            native(push)(self.head, self.links, node, self.head + 8)
 
     def inside(self) -> list[int]:
         """The nodes, first one first, as the links say."""
@@ -143,9 +143,9 @@ def test_each_change_moves_the_tag() -> None:
         assert unpack("LIST", "tag", nodes.words[0]) == change
         nodes.push(1) if change % 2 == 0 else nodes.pop()
     nodes.push(2)
-    assert native(detach, 1)(nodes.head) == 2
+    assert native(detach)(nodes.head) == 2
     assert unpack("LIST", "tag", nodes.words[0]) == 6
-    assert native(detach, 1)(nodes.head) == -1
+    assert native(detach)(nodes.head) == -1
     assert unpack("LIST", "tag", nodes.words[0]) == 6, "an empty list is left alone"
 
 
@@ -160,11 +160,11 @@ def test_the_tag_wraps(tag: int) -> None:
 
 def test_a_stamp_survives_pushes() -> None:
     nodes = List()
-    native(stamp, 3)(nodes.links, 2, 2)
+    native(stamp)(nodes.links, 2, 2)
     nodes.push(2, 3)
     nodes.pop()
     nodes.push(3)
-    native(stamp, 3)(nodes.links, 3, 1)
+    native(stamp)(nodes.links, 3, 1)
     stamps = unpack("LINK", "stamp", nodes.words[16:])
     assert stamps.tolist() == [0, 0, 1, 2, 0, 0, 0]
     assert nodes.inside() == [3, 2]
@@ -182,9 +182,9 @@ def test_spsc() -> None:
     nodes = List(count)
     counts = aligned_words(count)
     take = partial(
-        native(consume, 6), nodes.head, nodes.links, count, count, address(counts), 1 << 31
+        native(consume), nodes.head, nodes.links, count, count, address(counts), 1 << 31
     )  # ends when all nodes have come
-    make = partial(native(produce, 4), nodes.head, nodes.links, 0, count)
+    make = partial(native(produce), nodes.head, nodes.links, 0, count)
     got, _ = in_threads(take, make)
     assert got == count
     assert (counts == 1).all()

@@ -63,12 +63,12 @@ class Ring:
 
     def announce(self, *epochs: int, header: int = 3) -> None:
         for epoch in epochs:
-            native(announce, 5)(*self.at, STORED.value, header, epoch)
+            native(announce)(*self.at, STORED.value, header, epoch)
 
     def drain(self, room: int = BATCH, *, wait_for_holes: bool = True) -> list[int]:
         """Take words, and move on: to the first empty slot, or past it."""
         out = aligned_words(room)
-        taken, head, hole = native(drain, 5)(self.at[0], 0, self.tail, address(out), room)
+        taken, head, hole = native(drain)(self.at[0], 0, self.tail, address(out), room)
         self.tail = hole if wait_for_holes else head
         return out[:taken].tolist()
 
@@ -148,8 +148,8 @@ def test_mpsc(ring: Ring) -> None:
 def assert_taken_at_most_once(ring: Ring, producers: int) -> None:
     total = producers * HINTS
     out = aligned_words(total)
-    consume = partial(native(drain_all, 5), *ring.at, address(out), total, 1 << 28)
-    produce = native(announce_many, 4)
+    consume = partial(native(drain_all), *ring.at, address(out), total, 1 << 28)
+    produce = native(announce_many)
     taken, *_ = in_threads(consume, *[partial(produce, *ring.at, header, HINTS) for header in range(producers)])
     assert (taken + ring.missed, ring.head) == (total, total)
     assert taken > SLOTS, "the consumer was at work meanwhile"

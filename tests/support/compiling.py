@@ -54,6 +54,12 @@ TARGETS = {
 }
 NVIDIA = tuple(name for name in TARGETS if name.startswith("sm_"))
 AMD = tuple(name for name in TARGETS if name.startswith("gfx"))
+ONE_OF_EACH_MAKE = ("sm_90", "gfx942")
+#: calls whose accesses tests look at for every GPU
+COMPARED = (
+    *("call_begin", "call_commit", "call_finish", "call_validate", "call_remove", "call_find", "call_pin"),
+    *("call_release", "call_state", "call_drain", "call_detach_class"),
+)
 LAYOUT_OF_HEADS = (32, 1, 16 * 8, 8)  #: a paged cache whose heads lie apart: 256 bytes each, 8 of them, 16 tokens
 #: functions of the library that are in other kernels, here or in the examples, or are a load
 IN_OTHERS = ("put", "get", "begin_put_part", "table64", "store64", "word", "copy_bytes", "copy_tile")
@@ -191,6 +197,19 @@ def kernels() -> dict[str, Kernel]:
     return found
 
 
+def kernels_for(target: str) -> dict[str, Kernel]:
+    """The kernels that tests compile for a GPU: for one of each make all; for the others those that move bytes or wait.
+
+    Most kernels call one function of the protocol or the library, by words (`call_NAME`, `library_NAME`). For the other
+    GPUs of a make these are left out, `COMPARED` aside: the functions are in the kernels that stay, too.
+    """
+    if target in ONE_OF_EACH_MAKE:
+        return kernels()
+    return {
+        name: kernel for name, kernel in kernels().items() if name in COMPARED or not name.startswith(("call_", "library_"))
+    }
+
+
 def assembly(kernel: Kernel, target: str, warps: int | None = None) -> str:
     """The PTX or AMDGCN of a kernel, from Triton's cache if its sources were compiled before.
 
@@ -260,7 +279,7 @@ def _compiled_in(target: str, out: Path) -> dict[str, str]:
 def main(target: str, directory: str) -> None:
     """Compile every kernel for one target; write the assembly and a report {kernel: seconds or an error}."""
     report: dict[str, float | str] = {}
-    for name, kernel in kernels().items():
+    for name, kernel in kernels_for(target).items():
         start = time.perf_counter()
         try:
             (Path(directory) / f"{name}.s").write_text(assembly(kernel, target))

@@ -61,14 +61,14 @@ def in_threads(*calls: Callable[[], Any]) -> list[Any]:
 
 # --- compiled functions -----------------------------------------------------------------------
 @cache
-def native(function: Any, arguments: int) -> Any:
+def native(function: Any) -> Any:
     """A device function, compiled as in production."""
     return native_function(function)
 
 
-def yielding(function: Any, arguments: int) -> Any:
+def yielding(function: Any) -> Any:
     """A device function, compiled so that other threads run between each load and what follows from it.
 
     Threads that merely run in parallel seldom meet in a window of some nanoseconds; here they always do.
     """
-    return slow_function(function, arguments, "give way")
+    return slow_function(function, "give way")

@@ -4,9 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.support.compiling import NVIDIA, TARGETS
-
-ONE_OF_EACH_MAKE = ("sm_90", "gfx942")
+from tests.support.compiling import NVIDIA, ONE_OF_EACH_MAKE, TARGETS
 
 
 def _every(names: Iterable[str]) -> pytest.MarkDecorator:

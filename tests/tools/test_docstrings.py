@@ -7,7 +7,10 @@ import pytest
 
 from tests.tools.test_inner_surface import ROOT, files
 
-_LEANS = re.compile(r"(Of|It|For|As|The same (as|for|with)|Likewise|So|And|But|Also|With|Without|In|On|By)\b")
+_LEANS = re.compile(
+    r"(Of|It|Its|Those|That of|Their|Whose|For|As|The same (as|for|with)|Likewise|So|And|But|Also|With|Without|In|On|"
+    r"By|Until|See above)\b|The \w+'s\.$"
+)
 
 
 @pytest.mark.parametrize("room", ["nanokv", "device", "host_poller", "compat_v1", "bench", "examples"])

@@ -115,4 +115,4 @@ def compiled_hammers() -> Hammers:
 @cache
 def slow_hammers() -> Hammers:
     """Hammers that linger after each load."""
-    return Hammers(slow_function(hammer, 6), slow_function(pin_hammer, 4))
+    return Hammers(slow_function(hammer), slow_function(pin_hammer))

@@ -50,7 +50,7 @@ _PAUSES = {
 
 
 @cache
-def slow_function(function: Any, arguments: int, pause: str = "linger") -> Any:
+def slow_function(function: Any, pause: str = "linger") -> Any:
     """One device function with this `load64`, compiled and cached on disk. Called by one thread at a time.
 
     Args:

@@ -1,6 +1,7 @@
 """Numbers of keys and of versions: every round, and every thread in it, has its own.
 
-A payload holds key and version in each word (`check.payloads`), so it tells who wrote it, and whether it is whole.
+A payload holds key and version in each word (`check/machine/payloads.py`), so it tells who wrote it, and whether it is
+whole.
 """
 
 from nanokv.check.machine.payloads import VERSION_BITS

@@ -337,7 +337,7 @@ class NanoKVL2AdapterConfig(L2AdapterConfigBase):
 
 
 class NanoKVL2Adapter(L2AdapterInterface):
-    """See above, and docs/lmcache.md. LMCache makes it.
+    """LMCache's second level, kept in a NanoKV world or a cluster (docs/lmcache.md). LMCache makes it.
 
     Args:
         config: the settings.

@@ -23,8 +23,7 @@ from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 
-from nanokv.cache.ending import Forked
-from nanokv.errors import CacheClosed, NanoKVError
+from nanokv.errors import CacheClosed, Forked, NanoKVError
 from nanokv.integrations.joining import Store, join
 from nanokv.integrations.lmcache import settings
 from nanokv.integrations.lmcache.chunks import Chunks, give_back
@@ -111,7 +110,7 @@ _CLOSED = 1  #: answer of a ping
 
 
 class NanoKVConnector(RemoteConnector):
-    """See above, and docs/lmcache.md. LMCache makes it.
+    """LMCache's remote storage, kept in a NanoKV world or a cluster (docs/lmcache.md). LMCache makes it.
 
     Args:
         loop: that awaits its methods.

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from nanokv.cache.ending import Forked, refuse_fork
-from nanokv.errors import CacheClosed
+from nanokv.cache.ending import refuse_fork
+from nanokv.errors import CacheClosed, Forked
 from nanokv.integrations.refusals import Refusals
 
 logger = logging.getLogger(__name__)

@@ -216,7 +216,7 @@ class Objects:
             return self._not_read(digest, error)
 
     def _digests(self, scopes: Sequence[str], keys: Sequence[str]) -> Digests:
-        """Those of the first key in all scopes come first."""
+        """The digests of all keys in all scopes; those of the first key come first."""
         return self._world.digests([f"{scope}/{key}" for key in keys for scope in scopes])
 
 

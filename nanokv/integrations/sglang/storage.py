@@ -134,7 +134,7 @@ def _in_whole_groups(transfer: PoolTransfer, present: Present) -> int:
 
 # --- the storage ------------------------------------------------------------------------------
 class NanoKVStorage(HiCacheStorage):
-    """See above, and docs/sglang.md.
+    """SGLang's storage of KV pages, kept in a NanoKV world or a cluster (docs/sglang.md).
 
     Args:
         storage_config: of SGLang: ranks, model, and the extra config, whose `nanokv` holds the settings of the store.
@@ -246,7 +246,7 @@ class NanoKVStorage(HiCacheStorage):
         pool_transfers: list[PoolTransfer] | None = None,
         extra_info: "HiCacheStorageExtraInfo | None" = None,
     ) -> PoolTransferResult:
-        """How much of a prefix can be restored, with what the other pools have for it: see `hits`."""
+        """How much of a prefix can be restored, with what the other pools have for it: see `restorable`."""
         anchor = self.pools.find(KV)
         logical = anchor is not None and anchor.pages.form == "logical"
         kv_pages = len(keys) if logical else self._objects.prefix(self._kv_scopes, keys)

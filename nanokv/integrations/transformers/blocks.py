@@ -12,8 +12,7 @@ import torch
 
 from nanokv.allocation.terms import Hold
 from nanokv.cache.cache import NanoKVCache
-from nanokv.cache.ending import Forked
-from nanokv.errors import CacheClosed, DuplicateKey, KeyNotFound, NanoKVError, SegmentCorrupt
+from nanokv.errors import CacheClosed, DuplicateKey, Forked, KeyNotFound, NanoKVError, SegmentCorrupt
 from nanokv.integrations.transformers.layers import BlockShape
 from nanokv.seldom import Seldom
 

@@ -30,7 +30,7 @@ class BlockShape:
 
     @property
     def nbytes(self) -> int:
-        """Its bytes."""
+        """Bytes of the layer in a block."""
         return prod(self.dims) * self.dtype.itemsize
 
 

@@ -13,7 +13,8 @@ import torch
 
 from nanokv.background import Handle, Worker
 from nanokv.cache.cache import NanoKVCache
-from nanokv.errors import LinkUnavailable, NanoKVError, PeerLost
+from nanokv.errors import NanoKVError, PeerLost
+from nanokv.integrations.joining import cluster_class
 from nanokv.integrations.vllm.settings import Settings
 from nanokv.keys.kv_layout import KVLayout
 from nanokv.types import Key
@@ -39,14 +40,8 @@ def join(world: NanoKVCache, settings: Settings, engine: str, replica: int, abou
         ClusterUnavailable: the registry does not answer, or another living process is this member.
     """
     try:
-        try:
-            from nanokv.cluster.cluster import NanoKVCluster
-        except ModuleNotFoundError as error:
-            if error.name != "zmq":
-                raise
-            raise LinkUnavailable("nanokv.cluster needs ZeroMQ: pip install pyzmq") from None
         options = settings.cluster_options(settings.node_name(engine, replica)) | {"about": about}
-        return NanoKVCluster(world, settings.cluster, **options)
+        return cluster_class()(world, settings.cluster, **options)
     except BaseException:
         world.close()
         raise

@@ -162,7 +162,7 @@ def _text(value: Any) -> str:
 
 
 def _arrangement(config: "VllmConfig") -> str:
-    """How kernels for CPUs arrange a block, which is moved as it is (`layers.py`): by vLLM's version and the CPU."""
+    """How kernels for CPUs arrange a block, which is moved as it is: by vLLM's version and the CPU."""
     if current_platform.device_type != "cpu":
         return ""
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa

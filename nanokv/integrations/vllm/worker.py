@@ -169,7 +169,7 @@ class Loads:
         return self._paged.get_async(work.hashes, work.blocks, layers=part, held=held, source=source)
 
     def wait(self, layer: int) -> None:
-        """Until this layer of all that was begun is loaded, or is not there."""
+        """Wait until this layer of all that was begun is loaded, or is not there."""
         for load in self._under_way:
             for part, handle in load.parts:
                 if layer in part:
@@ -332,7 +332,7 @@ class WorkerSide:
     """One worker of an engine: one rank of the world, and one member of the cluster, if there is one.
 
     Args:
-        kv_caches: per layer, in the order of the model, as vLLM registers them (`layers.py`).
+        kv_caches: per layer, in the order of the model, as vLLM registers them (`layers_of`).
 
     Raises:
         InvalidArgument, HeapUnavailable, PeerLost: as `NanoKVCache`.

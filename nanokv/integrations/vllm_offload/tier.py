@@ -4,9 +4,9 @@ vLLM copies KV between the GPU and the primary tier, a region of host memory. Wh
 secondary tier too (`submit_store`); what it misses there, it looks up here, and has it loaded back (`submit_load`). A
 block is one row of the primary tier, with the parts of all workers, and becomes one object.
 
-Everything here runs on the scheduler's thread, which must not wait: copies are made by `jobs.py`, in threads of its
-own; look-ups in a cluster by `lookups.py`. Whatever goes wrong there becomes a failed job, and the engine computes the
-block: nothing raises into the scheduler.
+Everything here runs on the scheduler's thread, which must not wait: copies are made by `Jobs`, in threads of its own;
+look-ups in a cluster by `BackgroundLookups`. Whatever goes wrong there becomes a failed job, and the engine computes
+the block: nothing raises into the scheduler.
 """
 
 import contextlib

@@ -1,6 +1,7 @@
 """The jobs that the parent gives its workers, and the messages: lines of JSON over a worker's stdin and stdout."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ ROLES = ("prefill", "decode", "reference")
 PREFILL_RANK = 0
 DECODE_RANK = 1
 PATIENCE = 60.0  #: seconds that rank 1 waits for blocks of rank 0
+Tell = Callable[..., None]  #: reports an event, by its name and fields
 
 
 @dataclass(frozen=True, slots=True)

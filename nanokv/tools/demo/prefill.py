@@ -1,7 +1,6 @@
 """Rank 0 runs the model over each prompt, block by block, and puts each block's KV into the segment of rank 1."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,11 +8,9 @@ import torch
 
 from nanokv.cache.cache import NanoKVCache
 from nanokv.integrations.transformers import PromptKV
-from nanokv.tools.demo.job import DECODE_RANK, Job
+from nanokv.tools.demo.job import DECODE_RANK, Job, Tell
 from nanokv.tools.demo.model import BLOCK_BYTES, Model
 from nanokv.tools.demo.prompts import BLOCK_TOKENS, make_prompts, whole_blocks
-
-Tell = Callable[..., None]
 
 
 @dataclass

@@ -14,9 +14,7 @@ from dataclasses import asdict
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from nanokv.tools.demo.job import DECODE_RANK, PREFILL_RANK, Job, send
-from nanokv.tools.demo.model import Model, digest, last_block
-from nanokv.tools.demo.prefill import Tell
+from nanokv.tools.demo.job import DECODE_RANK, PREFILL_RANK, Job, Tell, send
 from nanokv.tools.demo.prompts import BLOCK_TOKENS, make_prompts, whole_blocks
 
 if TYPE_CHECKING:
@@ -24,14 +22,19 @@ if TYPE_CHECKING:
     from nanokv.tools.demo.model import Model
 
 
+# torch and transformers take seconds to import: a `Parent` listens before they are, so that a worker can be ended
+
+
 # --- the reference: the same model in one process, without NanoKV -----------------------------
-def reference(job: Job, model: Model, tell: Tell) -> None:
+def reference(job: Job, model: "Model", tell: Tell) -> None:
     """Report for each prompt the tokens of transformers' `generate`, and digests of the KV of each block."""
     for number, prompt in enumerate(make_prompts(job.prompts, job.seed)):
         tell("reference", prompt=number, tokens=model.generate(prompt, job.tokens), digests=_digests(model, prompt))
 
 
-def _digests(model: Model, prompt: list[int]) -> list[str]:
+def _digests(model: "Model", prompt: list[int]) -> list[str]:
+    from nanokv.tools.demo.model import digest, last_block
+
     kv = model.new_cache()
     digests: list[str] = []
     for i in range(whole_blocks(prompt)):

@@ -24,10 +24,14 @@ from nanokv.tools.replay.limits import best_rate
 from nanokv.tools.replay.policies import POLICIES, hit_rate
 from nanokv.tools.replay.trace import Trace
 
-# --- A trace through the real cache: producers in processes of their own, all in the segment of the rank that reads
+# --- a trace through the real cache -----------------------------------------------------------
+# Producers are processes of their own, and put all into the segment of the rank that reads.
 # Each producer takes the next request that nobody has taken. It gets the request's blocks one after the other, and
 # puts those that are not there. All bytes that are read are compared with those that were put.
-# --- numbers that several processes take, each number once, where any of the processes may be killed at any moment
+
+
+# --- numbers that several processes take -------------------------------------------------------
+# Each number is taken once, and any of the processes may be killed at any moment.
 # A lock in shared memory stays taken when its holder is killed. The kernel's lock on a file ends with its holder, and
 # the owner of the numbers takes no lock at all: it reads a word, and sets another that ends the taking.
 

@@ -128,10 +128,10 @@ def compiled_record() -> Any:
 @cache
 def yielding_record() -> Any:
     """Record while giving way after each load: others run in the middle of every operation, also on few cores."""
-    return slow_function(record, 10, "give way")
+    return slow_function(record, "give way")
 
 
 @cache
 def lingering_record() -> Any:
     """Record while lingering after each load: a process that is killed is in the middle of an operation."""
-    return slow_function(record, 10)
+    return slow_function(record)

@@ -96,7 +96,7 @@ def _weaken(weaker: WeakOrdering, lines: list[str], number: int) -> None:
 
 
 def _delete_barriers(lines: list[str], number: int) -> None:
-    """Those before a release and after an acquire."""
+    """Delete the barriers before a release and after an acquire."""
     match = _ACCESS.search(lines[number])
     assert match is not None
     for step, orderings_of in ((-1, ("release", "acq_rel")), (1, ("acquire", "acq_rel"))):

@@ -98,7 +98,7 @@ class _Lives:
             self._now[state] = _Life(key, version, now if since is None else since)
 
     def during(self, key: int, begin: int) -> list[_Life]:
-        """Those of a key that were READY at some time from a step on until now."""
+        """The lives of a key that were READY at some time from a step on until now."""
         lives = [life for life in self._past if life.until is not None and life.until >= begin]
         return [life for life in (*lives, *self._now.values()) if life.key == key]
 

@@ -57,7 +57,7 @@ class RemoteProducer:
                 at += WORD
 
     def begin(self) -> None:
-        """Its objects may be stored, in the execution that begins."""
+        """Let the objects be stored, in the execution that begins."""
         for key, words in self.offered:
             self._world.payload(key, 1, words)
 

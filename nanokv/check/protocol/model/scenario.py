@@ -76,7 +76,7 @@ class Scenario:
     name: str
     about: str  #: which operations meet, for the table
     geometry: Geometry
-    judge: Act = nothing  #: what must hold beside what `transitions` and `at_rest` check for all scenarios
+    judge: Act = nothing  #: what must hold beside what `small_world` and `explore.come_to_rest` check for all scenarios
     prepare: Act = nothing  #: fills the world beforehand
     mortal: tuple[str, ...] = ()  #: tasks that are killed, at every step in turn and at random ones
     may_evict: bool = False

@@ -43,7 +43,7 @@ from nanokv.host_poller.sweeper import Sweeper
 # --- what must hold at each step of an execution ----------------------------------------------
 # Every write to a STATE word must be one of the transitions that `device/protocol/header.py` lists, epochs never go
 # back (I7), a pinned object never becomes DEAD, each HELD line of a ledger stands for a pin (I8), and a producer that
-# publishes pages shares them with nobody (I1). What must hold when all has come to rest: `at_rest`.
+# publishes pages shares them with nobody (I1). What must hold when all has come to rest: `explore.come_to_rest`.
 _NAMES = {RESERVED.value: "RESERVED", WRITING.value: "WRITING", READY.value: "READY", DEAD.value: "DEAD"}
 _STEPS = {(RESERVED.value, WRITING.value), (WRITING.value, READY.value)}
 

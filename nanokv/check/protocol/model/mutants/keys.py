@@ -32,7 +32,7 @@ mutant(
     "never-look",
     "a producer does not look whether another one claims its key",
     ("same-key-busy", "claim"),
-    (claim.settle, "look = has_tag(seen, key.check)\n    tries", "look = i != i\n    tries"),
+    (claim.settle, "again = has_tag(seen, key.check)\n    tries", "again = i != i\n    tries"),
 )
 mutant(
     "remove-final",

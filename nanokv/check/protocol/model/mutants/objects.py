@@ -235,10 +235,10 @@ mutant(
         "                    # the entry goes first: the key must not lead to the next object of the slot\n"
         "                    erase(world, owner, slot, epoch, key)\n"
         "            if (status != OK) & (status != LOST):\n"
-        "                if not undo(world, seg, owner, slot, epoch):\n"
+        "                if not undo(world, seg, slot, epoch):\n"
         "                    acknowledge(header_at(world, seg, slot), epoch)\n",
         "            if (status != OK) & (status != LOST):\n"
-        "                if not undo(world, seg, owner, slot, epoch):\n"
+        "                if not undo(world, seg, slot, epoch):\n"
         "                    acknowledge(header_at(world, seg, slot), epoch)\n"
         "            if status == FULL:\n"
         "                erase(world, owner, slot, epoch, key)\n",

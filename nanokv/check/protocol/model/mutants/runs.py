@@ -79,7 +79,7 @@ mutant(
     "run-refused-keeps-the-slot",
     "a member whose key is taken keeps its slot",
     ("run-same-key",),
-    (runs.drop_member, "if not undo(world, seg, owner, slot, epoch):", "if status == LOST:"),
+    (runs.drop_member, "if not undo(world, seg, slot, epoch):", "if status == LOST:"),
 )
 mutant(
     "run-refused-goes-on",

@@ -1,4 +1,4 @@
-"""Scenarios of runs: objects that are alike, which one CTA puts one after another (`protocol/runs.py`)."""
+"""Scenarios of runs: objects that are alike, which one CTA puts one after another (`device/protocol/runs.py`)."""
 
 from functools import partial
 from typing import Any
