@@ -23,6 +23,7 @@ SLOW = (
     *("batches_put_and_get", "prefixes_are_found", "batches_of_many_small_objects", "an_exact_heap_refuses_nothing"),
     *("a_batch_is_replayed_from_a_graph", "paged_caches_of_any_layout", "a_full_heap_makes_room_for_many"),
     *("in_and_out_of_inference_mode", "attention_kernels_publish", "a_step_that_ends_half_way_leaves_nothing"),
+    *("runs_answer_each_request", "runs_into_a_small_heap", "prefill_kernels_publish"),
 )
 
 

@@ -205,9 +205,8 @@ def kernels_for(target: str) -> dict[str, Kernel]:
     """
     if target in ONE_OF_EACH_MAKE:
         return kernels()
-    return {
-        name: kernel for name, kernel in kernels().items() if name in COMPARED or not name.startswith(("call_", "library_"))
-    }
+    found = kernels()
+    return {name: found[name] for name in found if name in COMPARED or not name.startswith(("call_", "library_"))}
 
 
 def assembly(kernel: Kernel, target: str, warps: int | None = None) -> str:

@@ -8,9 +8,8 @@ import torch
 
 from nanokv.cache.cache import NanoKVCache
 from nanokv.integrations.transformers import PromptKV
-from nanokv.tools.demo.job import DECODE_RANK, PATIENCE, Job
+from nanokv.tools.demo.job import DECODE_RANK, PATIENCE, Job, Tell
 from nanokv.tools.demo.model import Model, digest
-from nanokv.tools.demo.prefill import Tell
 from nanokv.tools.demo.prompts import make_prompts
 
 
