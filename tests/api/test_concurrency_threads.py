@@ -56,7 +56,7 @@ def test_compiled_threads_without_pause(machine: Any, rounds: int, evict: bool, 
     plain = PlainWorld(geometry, may_evict=evict)
     buffers = [aligned_words(MAX_WORDS) for _ in range(THREADS)]
     calls = [
-        partial(machine(hammer, 6), plain.worlds[thread % RANKS], thread + 1, rounds, keys, address(buffer), MAX_WORDS)
+        partial(machine(hammer), plain.worlds[thread % RANKS], thread + 1, rounds, keys, address(buffer), MAX_WORDS)
         for thread, buffer in enumerate(buffers)
     ]
     results = in_threads(*calls)

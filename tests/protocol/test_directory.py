@@ -196,7 +196,7 @@ def test_one_of_many_claims_wins(machine: Any, threads: int, rounds: int) -> Non
         headers["key_check"] = np.tile((keys[:, 1] ^ 1 << EPOCH_SHIFT.value).view(np.uint64), threads)[: len(headers)]
         answers = [aligned_words(KEYS) for _ in range(threads)]
         calls = [
-            partial(machine(claim_all, 6), directory.world, 0, thread * KEYS, address(keys), KEYS, address(out))
+            partial(machine(claim_all), directory.world, 0, thread * KEYS, address(keys), KEYS, address(out))
             for thread, out in enumerate(answers)
         ]
         wins = in_threads(*calls)
@@ -220,7 +220,7 @@ def test_claims_erasures_and_looks_mixed(machine: Any, rounds: int, buckets: str
         keys[:, 0] = 0  # the same two buckets, so that entries of different keys meet
     holders = aligned_words(LOCKS)
     base = directory.plain.bases[0]
-    call = machine(hold_and_let_go, 7)
+    call = machine(hold_and_let_go)
     calls = [
         partial(call, directory.world, base, 0, slot, address(keys), address(holders), rounds) for slot in range(3)
     ]

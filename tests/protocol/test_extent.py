@@ -254,7 +254,7 @@ def test_everybody_bumps_at_once(machine: Any) -> None:
     classes = (0, 1, 2, 0)
     notes = [aligned_words(rounds) for _ in classes]
     calls = [
-        partial(machine(bump_all, 5), *arena.at, size_class, address(note), rounds)
+        partial(machine(bump_all), *arena.at, size_class, address(note), rounds)
         for size_class, note in zip(classes, notes, strict=True)
     ]
     got = in_threads(*calls)
@@ -276,7 +276,7 @@ def test_mpmc(machine: Any, threads: int, rounds: int, shards: int) -> None:
     marks = aligned_words(PAGES)
     held = [aligned_words(2 * HELD) for _ in range(threads)]
     calls = [
-        partial(machine(churn, 8), *arena.at, address(marks), address(mine), HELD, CLASSES, seed, rounds)
+        partial(machine(churn), *arena.at, address(marks), address(mine), HELD, CLASSES, seed, rounds)
         for seed, mine in enumerate(held, 1)
     ]
     results = in_threads(*calls)

@@ -196,7 +196,7 @@ def test_mpmc(machine: Any, rounds: int) -> None:
     nodes = List()
     nodes.push(*range(NODES))
     marks = aligned_words(NODES)
-    call = partial(machine(churn, 5), nodes.head, nodes.links, NODES, address(marks), rounds)
+    call = partial(machine(churn), nodes.head, nodes.links, NODES, address(marks), rounds)
     results = in_threads(*[call] * 4)
     assert [doubled for _, doubled in results] == [0] * 4
     assert sum(pops for pops, _ in results) > 4 * rounds, "most pops found a node"
@@ -208,8 +208,8 @@ def test_mpmc_with_one_that_takes_the_whole_list(machine: Any, rounds: int) -> N
     nodes = List()
     nodes.push(*range(NODES))
     marks = aligned_words(NODES)
-    call = partial(machine(churn, 5), nodes.head, nodes.links, NODES, address(marks), rounds)
-    *results, moved = in_threads(call, call, partial(machine(take_all, 4), nodes.head, nodes.links, NODES, rounds))
+    call = partial(machine(churn), nodes.head, nodes.links, NODES, address(marks), rounds)
+    *results, moved = in_threads(call, call, partial(machine(take_all), nodes.head, nodes.links, NODES, rounds))
     assert [doubled for _, doubled in results] == [0, 0]
     assert moved > 0
     assert sorted(nodes.inside()) == list(range(NODES))
