@@ -119,7 +119,8 @@ def or_none(check: Check) -> Check:
 
 TEXT = is_a(str, "a str")
 WORDS = is_a(str, "a non-empty str", bool)
-FLAG = is_a(bool, "true or false")
+FLAG = is_a(bool, "True or False")
+JSON_FLAG = is_a(bool, "true or false")  #: of settings that are written as JSON
 
 
 # --- options ----------------------------------------------------------------------------------

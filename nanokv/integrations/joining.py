@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Union
 
-from nanokv.arguments import FLAG, TEXT, WORDS, check_options, option, refuse_unknown, seconds, whole
+from nanokv.arguments import JSON_FLAG, TEXT, WORDS, check_options, option, refuse_unknown, seconds, whole
 from nanokv.arguments import size as parsed_size
 from nanokv.cache.cache import NanoKVCache
 from nanokv.cache.ending import refuse_fork
@@ -49,7 +49,7 @@ class Settings:
     page_bytes: int = option(parsed_size, 256 << 10)
     ranks: int = option(whole(1), 16)
     namespace: str = ""
-    checksum: bool = option(FLAG, False)
+    checksum: bool = option(JSON_FLAG, False)
     max_object: int = option(parsed_size, 0)
     attach_timeout: float = option(seconds, 60.0)
     cluster: str = option(TEXT, "", shown=False)  # it may have a password

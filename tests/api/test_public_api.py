@@ -135,6 +135,7 @@ ERRORS = {
     "WriteLost": errors.NanoKVError,
     "SegmentCorrupt": errors.NanoKVError,
     "CacheClosed": errors.NanoKVError,
+    "Forked": errors.NanoKVError,
     "RankTaken": errors.HeapUnavailable,
     "ClusterUnavailable": ConnectionError,
     "LinkUnavailable": errors.NanoKVError,

@@ -18,13 +18,10 @@ QUICK = (  #: others compile other kernels, which takes time
     "a_block_goes_over_all_layers",
 )
 BY_HAND = ("wrong_calls_are_refused",)  #: compiles every function of the library again; test_library interprets it
-#: what runs on other GPUs than sm_90 too: each kernel of many objects, and users' kernels
+#: what runs on other GPUs than sm_90 too: many objects, users' kernels, and a cache's writer
 ON_OTHERS = (
-    *("many_ctas_allocate_at_once", "batches_answer_each_request", "tickets_are_ready_for_the_next_launch"),
-    *("pins_hold", "kernels_commit_plans", "a_paged_cache_layer_by_layer", "another_shape_is_not_read"),
-    "slices_of_any_layout",
-    *("attention_kernels_publish", "prefill_kernels_answer_each_object", "decode_kernels_say_what_is_missing"),
-    *("tokens_are_written_into_any_layout", "full_blocks_are_published_in_the_launch", "a_block_goes_over_all_layers"),
+    *("batches_answer_each_request", "pins_hold", "attention_kernels_publish"),
+    "tokens_are_written_into_any_layout",
 )
 OTHERS = [target for target in CAPABILITIES if target != "sm_90"]
 #: those where CTAs compete, so that the order of warps matters

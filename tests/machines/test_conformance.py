@@ -14,11 +14,11 @@ pytestmark = [
 
 GROUPS = [
     ("freelist,extent,header", 3),
-    pytest.param("freelist,extent,header", 12, marks=pytest.mark.exhaustive),
-    pytest.param("directory,claim,ring,activity,pins", 10, marks=pytest.mark.exhaustive),
-    pytest.param("joining,joinable,lease,quotas,evict", 10, marks=pytest.mark.exhaustive),
-    pytest.param("replicate,put_copied", 6, marks=pytest.mark.exhaustive),
-    pytest.param("checksum,retire,put,get,remove,reclaim,host_alloc,host_calls", 6, marks=pytest.mark.exhaustive),
+    pytest.param("freelist,extent,header", 6, marks=pytest.mark.exhaustive),
+    pytest.param("directory,claim,ring,activity,pins", 5, marks=pytest.mark.exhaustive),
+    pytest.param("joining,joinable,lease,quotas,evict", 5, marks=pytest.mark.exhaustive),
+    pytest.param("replicate,put_copied", 4, marks=pytest.mark.exhaustive),
+    pytest.param("checksum,retire,put,get,remove,reclaim,host_alloc,host_calls", 4, marks=pytest.mark.exhaustive),
 ]
 
 

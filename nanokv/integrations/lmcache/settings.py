@@ -10,7 +10,7 @@ from typing import Any
 
 from lmcache.v1.exceptions import IrrecoverableException
 
-from nanokv.arguments import FLAG, check_options, number, option, or_none, size, whole
+from nanokv.arguments import JSON_FLAG, check_options, number, option, or_none, size, whole
 from nanokv.device.segment.geometry import DEFAULT_CLASSES
 from nanokv.errors import InvalidArgument
 from nanokv.integrations import joining
@@ -38,7 +38,7 @@ class Own:
     """
 
     threads: int = option(whole(1, 64), 2)
-    spread: bool | None = option(or_none(FLAG), None)
+    spread: bool | None = option(or_none(JSON_FLAG), None)
     lease: float = 10.0
     max_capacity_bytes: int | None = option(or_none(size), None)
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import xxhash
 
 from nanokv.arguments import (
-    FLAG,
+    JSON_FLAG,
     check_options,
     is_a,
     one_of,
@@ -89,11 +89,13 @@ class Settings:
     write: Write = option(
         one_of(get_args(Write)), "engine", "who writes the engine's cache: engine; or, on a GPU, NanoKV's kernel"
     )
-    save_generated: bool = option(FLAG, True, "whether blocks of generated tokens are stored too")
+    save_generated: bool = option(JSON_FLAG, True, "whether blocks of generated tokens are stored too")
     save_tails: bool | None = option(
-        or_none(FLAG), None, "whether the last block of a prompt is stored if it is not full. Default: by a kv_producer"
+        or_none(JSON_FLAG),
+        None,
+        "whether the last block of a prompt is stored if it is not full. Default: by a kv_producer",
     )
-    checksum: bool = option(FLAG, False, "store a checksum with each block, and verify it at each load")
+    checksum: bool = option(JSON_FLAG, False, "store a checksum with each block, and verify it at each load")
     attach_timeout: float = option(seconds, 600.0, "seconds to wait for the other engines at start")
     on_stale: Stale = option(
         one_of(get_args(Stale)),

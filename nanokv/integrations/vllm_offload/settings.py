@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nanokv.arguments import FLAG, TEXT, check_options, option, or_none, whole
+from nanokv.arguments import JSON_FLAG, TEXT, check_options, option, or_none, whole
 from nanokv.device.segment.geometry import DEFAULT_CLASSES
 from nanokv.errors import InvalidArgument
 from nanokv.integrations import joining
@@ -28,8 +28,8 @@ class Own:
     model: str = option(TEXT, "")
     revision: str = option(TEXT, "")
     threads: int = option(whole(1, 64), 2)
-    spread: bool | None = option(or_none(FLAG), None)
-    enable_kv_events: bool = option(FLAG, False)
+    spread: bool | None = option(or_none(JSON_FLAG), None)
+    enable_kv_events: bool = option(JSON_FLAG, False)
 
     def __post_init__(self) -> None:
         check_options(self)
