@@ -18,7 +18,7 @@ GROUPS = [
     pytest.param("directory,claim,ring,activity,pins", 5, marks=pytest.mark.exhaustive),
     pytest.param("joining,joinable,lease,quotas,evict", 5, marks=pytest.mark.exhaustive),
     pytest.param("replicate,put_copied", 4, marks=pytest.mark.exhaustive),
-    pytest.param("checksum,retire,put,get,remove,reclaim,host_alloc,host_calls", 4, marks=pytest.mark.exhaustive),
+    pytest.param("checksum,retire,put,get,remove,reclaim,host_alloc,host_calls", 6, marks=pytest.mark.exhaustive),
 ]
 
 
