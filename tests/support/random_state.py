@@ -231,7 +231,7 @@ ARGUMENTS = {
     "has_run": "world seg page n_pages",
     "outlook": "world seg size_class",
     "outlook_of": "world owner size_class",
-    "undo": "world seg owner slot epoch",
+    "undo": "world seg slot epoch",
     "extent_for": "world nbytes",
     "allocate": "world seg owner slot epoch size_class n_pages nbytes now key_hash key_check bit",
     "begin": "world owner key_hash key_check nbytes flags now",
