@@ -126,7 +126,7 @@ def test_a_read_that_nobody_waits_for_gives_its_memory_back(backends: Make) -> N
     for each in taken:
         each.ref_count_down()
     made.connector.gets.submit(lambda: None).result(PATIENCE)
-    assert made.used() == chunk.get_size()
+    until(lambda: made.used() == chunk.get_size())  # the thread lets go of what it was called with a moment later
 
 
 @pytest.mark.surface(CONNECTOR, "put")
