@@ -1,4 +1,9 @@
-"""One capacity: the real cache, beside simulated policies and the best that is possible."""
+"""One capacity: the real cache, beside simulated policies and the best that is possible.
+
+Producers are processes of their own, and put all into the segment of the rank that reads. Each takes the next request
+that nobody has taken, gets the request's blocks one after the other, and puts those that are not there. All bytes that
+are read are compared with those that were put.
+"""
 
 import fcntl
 import multiprocessing
@@ -23,12 +28,6 @@ from nanokv.heap.shm_tools import remove_world
 from nanokv.tools.replay.limits import best_rate
 from nanokv.tools.replay.policies import POLICIES, hit_rate
 from nanokv.tools.replay.trace import Trace
-
-# --- a trace through the real cache -----------------------------------------------------------
-# Producers are processes of their own, and put all into the segment of the rank that reads.
-# Each producer takes the next request that nobody has taken. It gets the request's blocks one after the other, and
-# puts those that are not there. All bytes that are read are compared with those that were put.
-
 
 # --- numbers that several processes take -------------------------------------------------------
 # Each number is taken once, and any of the processes may be killed at any moment.
