@@ -1,7 +1,8 @@
 # The commands that people, CI and pre-commit share. Everything is installed into .venv, with tested versions.
 #
-# Two tiers of tests: `make test` is what a change needs, `make test-all` what a release needs. Both leave out what these
-# very sources have passed before (tests/support/stamps.py), and say so; STAMPS= runs everything.
+# Two tiers of tests: `make test` is what a change needs, `make test-all` what a release needs; CI runs the first and a
+# third of the rest, another one for each change (tests/support/share.py). All leave out what these very sources have
+# passed before (tests/support/stamps.py), and say so; STAMPS= runs everything.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -36,6 +37,8 @@ PARTS ?= --all
 SOAK_SECONDS ?= 600
 SEED ?= 0
 STAMPS ?= --stamps
+# of the tests that `make test` leaves out, `make test-all` runs one in so many
+ONE_IN ?= 1
 # two processes for each core: a third of the tests' time is waiting, for processes and for ends of time
 WORKERS ?= $(shell echo $$((2 * $$(nproc 2>/dev/null || echo 2))))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(STAMPS) --durations=20 --durations-min=5
@@ -55,7 +58,7 @@ test: compiled
 	$(PYTEST) --budget quick -m "not exhaustive"
 
 test-all: compiled
-	$(PYTEST) --budget all
+	$(PYTEST) --budget all --one-in $(ONE_IN)
 
 # once, before tests with limits start, and not by several of their processes at a time
 compiled: $(STAMP)

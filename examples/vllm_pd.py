@@ -104,7 +104,7 @@ class HangUps:
         threading.Thread(target=self._look, name="hang-ups", daemon=True).start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Look no more. Requests that are under way go on, and who hangs up now is not seen."""
         self._closed.set()
 
     @contextmanager
@@ -117,7 +117,8 @@ class HangUps:
         number, gone = client.fileno(), threading.Event()
         with self._lock:
             self._under_way[number] = upstream, gone
-            self._epoll.register(number, select.EPOLLRDHUP | select.EPOLLONESHOT)
+            if not self._epoll.closed:  # the proxy ends, and requests that are under way go on
+                self._epoll.register(number, select.EPOLLRDHUP | select.EPOLLONESHOT)
         try:
             yield
         except (OSError, http.client.HTTPException) as error:
@@ -127,7 +128,8 @@ class HangUps:
         finally:
             with self._lock:
                 del self._under_way[number]
-                self._epoll.unregister(number)
+                if not self._epoll.closed:
+                    self._epoll.unregister(number)
 
     def _look(self) -> None:
         while not self._closed.is_set():
@@ -138,7 +140,8 @@ class HangUps:
                     upstream, gone = self._under_way[number]
                     gone.set()
                     upstream.shutdown(socket.SHUT_RDWR)
-        self._epoll.close()
+        with self._lock:
+            self._epoll.close()
 
 
 class ProxyServer(ThreadingHTTPServer):

@@ -10,7 +10,7 @@ import pytest
 from tests.support.kept import kept
 
 # stamps first: it notes what others import
-pytest_plugins = ["tests.support.stamps", "tests.support.budget", "tests.support.worlds"]
+pytest_plugins = ["tests.support.stamps", "tests.support.budget", "tests.support.share", "tests.support.worlds"]
 
 # a shell that starts a run in the background lets it ignore SIGINT, and whatever the tests start would too
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():

@@ -393,3 +393,16 @@ def test_an_answer_whose_length_is_no_number_is_none(place: Place) -> None:
 def test_addresses() -> None:
     assert vllm_pd.server_at("8100") == ("127.0.0.1", 8100)
     assert vllm_pd.server_at("host:8100") == ("host", 8100) and vllm_pd.server_at("[::1]:1") == ("::1", 1)
+
+
+def test_a_request_outlives_the_look_for_hang_ups() -> None:
+    hang_ups = vllm_pd.HangUps()
+    client, far = socket.socketpair()
+    with closing(client), closing(far), hang_ups.end(client, far):
+        hang_ups.close()
+        for thread in threading.enumerate():
+            if thread.name == "hang-ups":
+                thread.join(SECONDS)
+                assert not thread.is_alive()
+        with hang_ups.end(far, client):  # and so does one that begins late
+            pass
