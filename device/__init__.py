@@ -9,6 +9,7 @@ The rooms, in reading order. A room imports only rooms above it; its `__init__` 
     protocol   the operations of a rank on a segment, in Triton: put, get, remove, evict, reclaim, ...
     native     functions that only a host in native code runs
     fabric     a reader on another host: it sees the owner's memory only by transfers, in rounds
+    wire       puts, gets and questions between processes over sockets
     kernels    the Triton kernels that call the protocol
     machines   run the protocol for a host: compiled for a CPU, or launched as kernels
     sim        the simulated machine: every interleaving, weak memory, kills

@@ -11,7 +11,7 @@ from pathlib import Path
 
 DEVICE = Path(__file__).parent
 #: nothing else of `device/` is compiled for a CPU
-COMPILED_ROOMS = ("memory", "segment", "protocol", "native", "fabric")
+COMPILED_ROOMS = ("memory", "segment", "protocol", "native", "fabric", "wire")
 _COMPILERS = ("native_compiler.py", "python_calls.py")  # of `machines/`: their options, and the calls from Python
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _COMMON = "common"  # the file of what every rank calls
 _FABRIC = "fabric"  # the file of what a reader on another host calls
+_WIRE = "wire"  # the file of what a process calls that exchanges objects over sockets
 _GPU = "gpu"  # the file of what the poller of a segment on a GPU calls
 _compiling = threading.RLock()  # two threads need not compile the same function
 _done: dict[str, dict[Any, Any]] = {}  # by variant, the functions that this process has compiled: see `retarget`
@@ -147,6 +148,12 @@ def _gpu_entries() -> dict[str, NativeEntry]:
     return GPU_ENTRIES
 
 
+def _wire_entries() -> dict[str, NativeEntry]:
+    from nanokv.device.machines.native_entries import WIRE_ENTRIES
+
+    return WIRE_ENTRIES
+
+
 @cache
 def code() -> CompiledEntries:
     """The code of this process."""
@@ -157,6 +164,12 @@ def code() -> CompiledEntries:
 def fabric_code() -> CompiledEntries:
     """The code of a process that reads segments of other hosts."""
     return CompiledEntries(_FABRIC, _fabric_entries)
+
+
+@cache
+def wire_code() -> CompiledEntries:
+    """The code of a process that exchanges objects with others over sockets."""
+    return CompiledEntries(_WIRE, _wire_entries)
 
 
 @cache

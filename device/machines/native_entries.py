@@ -11,6 +11,7 @@ from nanokv.device.native.rounds import rounds
 from nanokv.device.native.tensors import look, look_each
 from nanokv.device.native.waits import await_ready
 from nanokv.device.native.watch import watch
+from nanokv.device.wire import asker, calls, owner, siphash
 
 NATIVE_ENTRIES = ENTRIES | {
     "put_now": NativeEntry(put_now, 1),
@@ -78,4 +79,20 @@ FABRIC_ENTRIES = {
     "nixl_look_at": NativeEntry(nixl.look_at, 1),
     "nixl_lock": NativeEntry(nixl.lock, 0),
     "nixl_unlock": NativeEntry(nixl.unlock, 0),
+}
+
+#: what a process calls that exchanges objects with others over sockets
+WIRE_ENTRIES = {
+    "serve": NativeEntry(owner.serve, 1),
+    "go_on": NativeEntry(owner.go_on, 1),
+    "answer": NativeEntry(owner.answer, 1),
+    "give_up": NativeEntry(owner.give_up, 1),
+    "put_pulls": NativeEntry(asker.put_pulls, 1),
+    "get_wanted": NativeEntry(asker.get_wanted, 1),
+    "ask_keys": NativeEntry(asker.ask_keys, 1),
+    "call": NativeEntry(asker.call, 1),
+    "receive_called": NativeEntry(asker.receive_called, 1),
+    "put_one": NativeEntry(calls.put_one, 1, objects=2),
+    "get_one": NativeEntry(calls.get_one, 1, objects=2),
+    "siphash": NativeEntry(siphash.siphash, 0),
 }

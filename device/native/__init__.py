@@ -12,7 +12,9 @@ peers           which rank gets an object
 prefetch        asking the processor for a cache line before it is needed
 python_objects  C functions of Python
 rounds          the loop of a poller's rounds
+sockets         calls of sockets and of epoll
 tensors         what a tensor of torch is
+unsigned        words as unsigned numbers
 waits           waiting for an object
 watch           waiting for the ring of a segment on a GPU
 xxh3            XXH3-128 of short inputs

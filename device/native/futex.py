@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-_WAIT = 0  # without the private flag: sleepers and producers may be processes that share the page
+_WAIT, _WAKE = 0, 1  # without the private flag: sleepers and producers may be processes that share the page
 
 
 @intrinsic
@@ -24,6 +24,34 @@ def set_flag(typing: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
         return context.get_dummy_value()
 
     return types.void(types.int64), emit
+
+
+@intrinsic
+def clear_flag(typing: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
+    """Let the word of 32 bits be 0: what it was. A full fence."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        flag = ir.IntType(32)
+        old = builder.atomic_rmw("xchg", builder.inttoptr(args[0], flag.as_pointer()), flag(0), "seq_cst")
+        return builder.zext(old, ir.IntType(64))
+
+    return types.int64(types.int64), emit
+
+
+@intrinsic
+def wake_all(typing: Any, number: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
+    """Wake all that sleep on the word of 32 bits, by the system call futex, which has this number."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        long = ir.IntType(64)
+        function = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(long, [long], var_arg=True), "syscall"
+        )
+        none = long(0)
+        builder.call(function, [args[0], args[1], long(_WAKE), long((1 << 31) - 1), none, none, none])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), emit
 
 
 @intrinsic

@@ -2,25 +2,16 @@
 
 The source is the published specification, "XXH3 Algorithm" in Yann Collet's xxHash (doc/xxhash_spec.md, version 0.2.0):
 seed 0, the default secret, and inputs of 9 to 240 bytes. Longer ones are hashed in another way, which is not here.
-
-Words are bit patterns in int64. Numba's signed `+` and `*` must not overflow, and its `>>` copies the sign: here they
-are intrinsics, of which each is one or two instructions of the processor.
 """
 
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import triton
 import triton.language as tl
-from llvmlite import ir
-from numba.core import types
-from numba.core.types.containers import UniTuple
-from numba.extending import intrinsic
 
 from nanokv.device.memory.triton import word
-
-_Emit = Callable[..., Any]
+from nanokv.device.native.unsigned import plus, product, shifted, swapped, times, word_at
 
 _DEFAULT_SECRET = bytes.fromhex(
     "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671f"
@@ -52,69 +43,6 @@ PRIME64_2 = tl.constexpr(_signed(0xC2B2AE3D27D4EB4F))
 PRIME64_4 = tl.constexpr(_signed(0x85EBCA77C2B2AE63))
 PRIME_MX1 = tl.constexpr(0x165667919E3779F9)
 LOWER_HALF = tl.constexpr((1 << 32) - 1)
-
-
-@intrinsic
-def word_at(typing: Any, address: Any) -> tuple[Any, _Emit]:
-    """The word that stands at an address of any alignment, its lowest byte first."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(builder.inttoptr(args[0], ir.IntType(64).as_pointer()), align=1)
-
-    return types.int64(types.int64), emit
-
-
-@intrinsic
-def plus(typing: Any, a: Any, b: Any) -> tuple[Any, _Emit]:
-    """The lower word of a sum."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.add(*args)
-
-    return types.int64(types.int64, types.int64), emit
-
-
-@intrinsic
-def times(typing: Any, a: Any, b: Any) -> tuple[Any, _Emit]:
-    """The lower word of a product."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.mul(*args)
-
-    return types.int64(types.int64, types.int64), emit
-
-
-@intrinsic
-def product(typing: Any, a: Any, b: Any) -> tuple[Any, _Emit]:
-    """Both words of the product of unsigned words, the lower one first."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        one, two = ir.IntType(64), ir.IntType(128)
-        whole = builder.mul(*(builder.zext(value, two) for value in args))
-        halves = [builder.trunc(half, one) for half in (whole, builder.lshr(whole, two(64)))]
-        return context.make_tuple(builder, signature.return_type, halves)
-
-    return UniTuple(types.int64, 2)(types.int64, types.int64), emit
-
-
-@intrinsic
-def shifted(typing: Any, value: Any, bits: Any) -> tuple[Any, _Emit]:
-    """An unsigned word without its lowest bits."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.lshr(*args)
-
-    return types.int64(types.int64, types.int64), emit
-
-
-@intrinsic
-def swapped(typing: Any, value: Any) -> tuple[Any, _Emit]:
-    """A word with its bytes in the opposite order."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bswap(args[0])
-
-    return types.int64(types.int64), emit
 
 
 @triton.jit

@@ -103,8 +103,8 @@ def object_calls(python: "PythonCalls", machine: Machine) -> ObjectCalls:
 
 def _native_calls(python: "PythonCalls", machine: NativeMachine, allocation: ProducerAllocation) -> ObjectCalls:
     heap, geometry = python.heap, machine.geometry
-    calls, hashing, look = np.zeros((), CALLS.dtype), hashing_record(python.hasher), native_look()
-    liveness, peers = heap.liveness(), _peers(heap, allocation)
+    routing = Routing(heap, machine, allocation)
+    calls, hashing, look = routing.record, hashing_record(python.hasher), native_look()
     objects: dict[str, Any] = {
         "none": None,
         "false": False,
@@ -127,28 +127,19 @@ def _native_calls(python: "PythonCalls", machine: NativeMachine, allocation: Pro
         "take": python.take,
     }
     words = {name: id(thing) for name, thing in objects.items()} | {
-        "table": machine.table_address,
         "hashing": hashing.ctypes.data,
         "tensor": look.record,
-        "peers": peers.ctypes.data,
-        "locks": liveness.locks,
-        "trust": liveness.trust,
-        "ranks": heap.world_size,
         "first": min(heap.bases),
         "last": max(heap.bases) + geometry.segment_bytes,
         "most": machine.at_once,
         "holds": HOLDS,
-        "ahead": 0 if allocation.backing is None else allocation.backing.ahead,
-        "end": geometry.offsets["heap_limit"],
         "page_bytes": geometry.page_bytes,
     }
     for name, value in words.items():
         calls[name] = value
     python.serve(NativeRecords(calls, machine.new_kind))
-    noted = peers["noted"]
-    allocation.when_noted(lambda owner: noted.__setitem__(owner, 1))
     python.hasher.each_natively = machine.hashes(hashing)
-    held = (calls, hashing, look, peers, liveness, objects, machine, xxhash.xxh3_128_digest)
+    held = (routing, hashing, look, objects, machine, xxhash.xxh3_128_digest)
     me = (int(calls.ctypes.data), held)
     chosen = ObjectCalls(python)
     for name in ("put", "get", "exists", "remove", "take"):
@@ -171,14 +162,34 @@ def hashing_record(hasher: Hasher) -> Any:
     return record
 
 
-def _peers(heap: Heap, allocation: ProducerAllocation) -> Any:
-    liveness, peers = heap.liveness(), np.zeros(heap.world_size, PEER.dtype)
-    peers["closed"] = liveness.closed
-    peers["until"] = np.where(liveness.stays, _FOREVER, 0)
-    peers["noted"] = allocation.note_owner is None
-    if allocation.backing is not None:
-        peers["backed"], peers["bump"] = np.array(allocation.backing.words, np.int64).T
-    return peers
+class Routing:
+    """Which rank of a world gets an object, and whether its segment needs nothing of Python for it, for native code.
+
+    Attributes:
+        record: a CALLS record, of which what `device.native.peers` reads is filled in. It lives as long as this.
+    """
+
+    def __init__(self, heap: Heap, machine: Machine, allocation: ProducerAllocation) -> None:
+        self.record: Any = np.zeros((), CALLS.dtype)
+        self._liveness, self._peers = heap.liveness(), np.zeros(heap.world_size, PEER.dtype)
+        peers, backing = self._peers, allocation.backing
+        peers["closed"] = self._liveness.closed
+        peers["until"] = np.where(self._liveness.stays, _FOREVER, 0)
+        peers["noted"] = allocation.note_owner is None
+        if backing is not None:
+            peers["backed"], peers["bump"] = np.array(backing.words, np.int64).T
+        for name, value in {
+            "table": machine.table_address,
+            "peers": peers.ctypes.data,
+            "locks": self._liveness.locks,
+            "trust": self._liveness.trust,
+            "ranks": heap.world_size,
+            "ahead": 0 if backing is None else backing.ahead,
+            "end": machine.geometry.offsets["heap_limit"],
+        }.items():
+            self.record[name] = value
+        noted = peers["noted"]
+        allocation.when_noted(lambda owner: noted.__setitem__(owner, 1))
 
 
 class NativeRecords:

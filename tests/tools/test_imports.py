@@ -26,7 +26,19 @@ FLOORS = (
 )
 
 # the rooms of `nanokv.device`, lowest first: a room imports only rooms before it
-ROOMS = ("sources", "emulation", "memory", "segment", "protocol", "native", "fabric", "kernels", "machines", "sim")
+ROOMS = (
+    "sources",
+    "emulation",
+    "memory",
+    "segment",
+    "protocol",
+    "native",
+    "fabric",
+    "wire",
+    "kernels",
+    "machines",
+    "sim",
+)
 ON_TOP = ("", "library", "remote", "ptx", "gcn")  #: the public face; no room imports it
 
 # the modules of the project that a package may import, besides itself
