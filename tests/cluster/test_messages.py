@@ -20,10 +20,10 @@ import pytest
 from nanokv.check.command_process import Commands, Program
 from nanokv.check.machine.rank_process import wait_until
 from nanokv.cluster.messages import server as server_module
-from nanokv.cluster.messages.asker import Asker, Connection, Refused, Unanswered
+from nanokv.cluster.messages.asker import Asker, Connection
 from nanokv.cluster.messages.counts import DropReason
 from nanokv.cluster.messages.frames import Frames, framed
-from nanokv.cluster.messages.replies import Handler
+from nanokv.cluster.messages.replies import Handler, Refused, Unanswered
 from nanokv.cluster.messages.sealed import BODY_LIMIT, MESSAGE_LIMIT, Form, Reason, Seal, Sender
 from nanokv.cluster.messages.server import Server
 from nanokv.cluster.messages.tcp import host_and_port

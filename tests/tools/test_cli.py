@@ -21,8 +21,8 @@ from typer.testing import CliRunner, Result
 import nanokv
 from nanokv.device.machines.code_cache import cache_directory, code_digest
 from nanokv.device.machines.native import NativeMachine
-from nanokv.device.machines.native_code import compiled, fabric_code, gpu_code
-from nanokv.device.machines.native_entries import FABRIC_ENTRIES, GPU_ENTRIES, NATIVE_ENTRIES
+from nanokv.device.machines.native_code import compiled, fabric_code, gpu_code, wire_code
+from nanokv.device.machines.native_entries import FABRIC_ENTRIES, GPU_ENTRIES, NATIVE_ENTRIES, WIRE_ENTRIES
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.views import SegmentView
@@ -179,10 +179,10 @@ def test_a_folder_of_worlds_that_is_not_there_is_an_error(monkeypatch: pytest.Mo
 
 def test_warmup_says_what_it_did() -> None:
     """It compiles what each kind of process runs, also a member of a cluster, and the owner of a segment on a GPU."""
-    for code in (compiled(rare=True), fabric_code(), gpu_code()):
+    for code in (compiled(rare=True), fabric_code(), wire_code(), gpu_code()):
         code.require_all()
     report = run_json("warmup")
-    functions = len(NATIVE_ENTRIES) + len(FABRIC_ENTRIES) + len(GPU_ENTRIES)
+    functions = len(NATIVE_ENTRIES) + len(FABRIC_ENTRIES) + len(WIRE_ENTRIES) + len(GPU_ENTRIES)
     assert (report["functions"], report["compiled"]) == (functions, 0)
     assert Path(report["folder"]).is_dir()
     assert run("warmup").stdout.startswith("0 functions compiled")

@@ -14,7 +14,7 @@ import nanokv.check.machine.soak.work  # noqa: F401
 from nanokv.check.machine.hammer import compiled_hammers, slow_hammers
 from nanokv.check.machine.histories.recorder import compiled_record, lingering_record, yielding_record
 from nanokv.check.machine.rank_process import warm
-from nanokv.device.machines.native_code import compiled, fabric_code, gpu_code
+from nanokv.device.machines.native_code import compiled, fabric_code, gpu_code, wire_code
 
 PRODUCT = "product"
 PAUSED = "paused"  #: functions that pause after each load share nothing with the others
@@ -25,6 +25,7 @@ def main(what: str = "") -> int:
     if what == PRODUCT:
         compiled(rare=True)
         fabric_code().require_all()
+        wire_code().require_all()
         gpu_code().require_all()
         return 0
     if what == PAUSED:
@@ -37,6 +38,7 @@ def main(what: str = "") -> int:
     compiled_hammers()
     compiled_record()
     fabric_code().require_all()
+    wire_code().require_all()
     gpu_code().require_all()
     return other.wait()
 

@@ -21,6 +21,7 @@ from nanokv.cluster.messages import sockets, tcp
 from nanokv.cluster.messages.counts import DropReason, ReasonCounts
 from nanokv.cluster.messages.frames import Frames, TooLong, framed
 from nanokv.cluster.messages.loop import Wake
+from nanokv.cluster.messages.replies import Refused, Unanswered
 from nanokv.cluster.messages.sealed import ANY, Form, Message, Reason, Rejected, Seal, Sender, check_id
 from nanokv.errors import CacheClosed
 
@@ -193,14 +194,6 @@ _PATIENCE = 0.1  #: seconds in which what is told must find its way out
 
 def _soon(deadline: float, meanwhile: object) -> float:
     return deadline if meanwhile is None else min(deadline, time.monotonic() + _LOOK)
-
-
-class Unanswered(TimeoutError):
-    """No answer came in time. Whether the question was received is not known."""
-
-
-class Refused(Exception):
-    """The other member answered with an error; this is its text."""
 
 
 class Asker:

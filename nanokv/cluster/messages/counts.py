@@ -18,6 +18,8 @@ class DropReason(StrEnum):
     NO_HANDLER = "no handler for its kind"
     FAILED = "its handler raised"
     STRANGER = "a connection by which no authentic message came soon, or only wrong ones"
+    MALFORMED = "a connection of a member by which something came that is none of its frames"
+    SILENT = "a connection of a member by which no byte came, or went, in the middle of a question"
     NO_ROOM = "a connection for which the process has no file descriptor"
 
 

@@ -1,9 +1,17 @@
-"""What a handler of a server is, and what it may answer."""
+"""What a handler of a server is, what it may answer, and what who asks gets if it does not."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from nanokv.cluster.messages.sealed import Sender
+
+
+class Unanswered(TimeoutError):
+    """A member gave no answer. Whether it took the question is not known."""
+
+
+class Refused(Exception):
+    """A member answered with an error; this is its text."""
 
 
 class PendingReply(Protocol):

@@ -64,11 +64,16 @@ def warmup(as_json: Json = False) -> None:
     members of clusters, or owners of a segment on a GPU, run is compiled too.
     """
     from nanokv.device.machines.code_cache import cache_directory
-    from nanokv.device.machines.native_code import code, fabric_code, gpu_code
-    from nanokv.device.machines.native_entries import FABRIC_ENTRIES, GPU_ENTRIES, NATIVE_ENTRIES
+    from nanokv.device.machines.native_code import code, fabric_code, gpu_code, wire_code
+    from nanokv.device.machines.native_entries import FABRIC_ENTRIES, GPU_ENTRIES, NATIVE_ENTRIES, WIRE_ENTRIES
 
     folder, start = cache_directory(), time.monotonic()
-    kinds = ((code(), NATIVE_ENTRIES), (fabric_code(), FABRIC_ENTRIES), (gpu_code(), GPU_ENTRIES))
+    kinds = (
+        (code(), NATIVE_ENTRIES),
+        (fabric_code(), FABRIC_ENTRIES),
+        (wire_code(), WIRE_ENTRIES),
+        (gpu_code(), GPU_ENTRIES),
+    )
     count, loaded = 0, 0
     for functions, entries in kinds:
         count += len(entries)

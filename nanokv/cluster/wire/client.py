@@ -1,0 +1,320 @@
+"""The asker's end of the wire: connections to one member, each used by one thread at a time, and exchanges over them.
+
+An exchange is one call of native code (`device.wire.asker`), which has let go of the interpreter's lock. A connection
+whose exchange did not end well is closed; another one is made when it is needed.
+"""
+
+import os
+import socket
+import struct
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from nanokv.cluster.messages import tcp
+from nanokv.cluster.messages.replies import Refused, Unanswered
+from nanokv.cluster.messages.sealed import Sender
+from nanokv.cluster.resolving import address_of
+from nanokv.cluster.wire.handshake import WELCOME_BYTES, Greeting, NoHandshake
+from nanokv.device.fabric.records import PULL
+from nanokv.device.machines.native_code import wire_code
+from nanokv.device.machines.records import Words
+from nanokv.device.segment.layout import WORD
+from nanokv.device.segment.record import words_of
+from nanokv.device.wire.calls import UNUSUAL_CALL
+from nanokv.device.wire.records import (
+    BROKEN,
+    CONNECTION,
+    DONE,
+    EXISTS,
+    FRAME_ROOM,
+    GOT,
+    HEAD,
+    LATE,
+    MAC,
+    MOST_CALL,
+    MOST_KEYS,
+    MOST_RECORDS,
+    REMOVE,
+    WANTED,
+    WRONG,
+)
+from nanokv.errors import CacheClosed, InvalidArgument
+
+SMALL = 64 * 1024  #: bytes of an object that is read without knowing its size
+_TICK = struct.pack("ll", 0, 100_000)  # struct timeval: a tenth of a second, the longest that a system call waits
+_MOST_FREE = 16  #: connections that are kept for later
+_WHY = {BROKEN.value: "has gone", LATE.value: "did not answer", WRONG.value: "sends what is no answer"}
+_UNUSUAL: int = UNUSUAL_CALL.value
+_DONE: int = DONE.value
+
+
+class Unreached(Unanswered):
+    """A member cannot be reached: it was sent nothing."""
+
+
+class Connection:
+    """One connection.
+
+    Attributes:
+        at: address of its CONNECTION record. scratch: address of room for a PULL, or for a GOT, a WANTED and a word.
+
+    Raises:
+        OSError, NoHandshake: it cannot be made.
+    """
+
+    def __init__(self, address: str, secret: bytes, me: Sender, to: Sender, until: float, spin: float) -> None:
+        self.socket = _connected(address, until)
+        try:
+            greeting = Greeting(secret, me, to)
+            self.socket.settimeout(max(until - time.monotonic(), 0.001))
+            self.socket.sendall(greeting.hello)
+            keys = greeting.keys(_exactly(self.socket, WELCOME_BYTES))
+            self.socket.settimeout(None)
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                self.socket.setsockopt(socket.SOL_SOCKET, option, _TICK)
+        except BaseException:
+            self.socket.close()
+            raise
+        self.address = address
+        self._record, self._asked = np.zeros(1, CONNECTION.dtype), np.zeros(1, np.int64)
+        self._rooms = [np.empty(FRAME_ROOM, np.uint8) for _ in range(2)]
+        self._scratch = np.zeros(max(PULL.size, GOT.size + WANTED.size + WORD) // WORD, np.int64)
+        row = self._record[0]
+        row["fd"], row["asked"] = self.socket.fileno(), self._asked.ctypes.data
+        row["spin"], row["key_out"], row["key_in"] = (
+            int(spin * 1e9),
+            np.frombuffer(keys.asks, np.int64),
+            np.frombuffer(keys.answers, np.int64),
+        )
+        row["input"], row["output"] = (room.ctypes.data for room in self._rooms)
+        self.at, self.scratch = int(self._record.ctypes.data), int(self._scratch.ctypes.data)
+        self._words = words_of(self._record)
+
+    def give(self, timeout: float) -> None:
+        """Let a member have so many seconds, from the last byte that moved."""
+        self._words[_TIMEOUT] = int(timeout * 1e9)
+
+    def pull(self) -> npt.NDArray[Any]:
+        """The PULL at `scratch`, as the last put left it."""
+        return self._scratch[: PULL.size // WORD].view(PULL.dtype)
+
+    def head(self) -> Any:
+        """The HEAD of the last answer."""
+        return self._rooms[0][: HEAD.size].view(HEAD.dtype)[0]
+
+    def interrupt(self) -> None:
+        """End the wait of the thread that uses it. From any thread."""
+        self._asked[0] = 1
+
+    def close(self) -> None:
+        """Close the socket. Nobody uses it any more."""
+        self.socket.close()
+
+
+class WireClient:
+    """The connections of one process to one member. From any thread.
+
+    Args:
+        secret: the cluster's. me: this member. to: the other one, as its card has it.
+        addresses: where it listens, the best first: "unix:name", "tcp://host:port".
+        spin: seconds for which a thread looks for an answer before it sleeps.
+
+    All exchanges raise `Unanswered` if the member cannot be reached, or does not answer, and CacheClosed when this is
+    closed. `timeout`: seconds that may pass without a byte.
+    """
+
+    def __init__(self, secret: bytes, me: Sender, to: Sender, addresses: tuple[str, ...], spin: float = 0.0) -> None:
+        self.to, self._secret, self._me, self._addresses, self._spin = to, secret, me, addresses, spin
+        self._code = wire_code()
+        self._code.require_common()
+        self._put_one, self._get_one = self._code["put_one"], self._code["get_one"]
+        self._free: list[Connection] = []
+        self._busy: set[Connection] = set()
+        self._lock = threading.Lock()
+        self._closed, self._process = False, os.getpid()
+        self.way = ""  #: the address of the last connection that was made
+
+    # --- connections ---
+    def _take(self, timeout: float) -> Connection:
+        """A connection of the caller's own."""
+        try:
+            connection = self._free.pop()
+        except IndexError:
+            connection = self._made(timeout)
+        connection.give(timeout)
+        self._busy.add(connection)
+        if self._closed:
+            self._lose(connection)
+            raise CacheClosed(f"the connections to {self.to.id} are closed")
+        return connection
+
+    def _made(self, timeout: float) -> Connection:
+        if self._closed or os.getpid() != self._process:
+            raise CacheClosed(f"the connections to {self.to.id} are closed, or its parent's")
+        until, why = time.monotonic() + timeout, "it has no address"
+        for address in self._addresses:
+            try:
+                made = Connection(address, self._secret, self._me, self.to, until, self._spin)
+            except NoHandshake as error:
+                why = str(error)
+            except TimeoutError:
+                why = f"it did not answer within {timeout:g} s"
+            except OSError as error:
+                why = error.strerror or str(error)
+            else:
+                self.way = address
+                return made
+        raise Unreached(f"{self.to.id} cannot be reached: {why}")
+
+    def _done(self, connection: Connection, how: int) -> None:
+        """Give a connection back after an exchange; or lose it, and say why."""
+        if how >= _DONE:
+            self._busy.discard(connection)
+            if len(self._free) < _MOST_FREE and not self._closed:
+                self._free.append(connection)
+            else:
+                connection.close()
+            return
+        self._lose(connection)
+        if self._closed:
+            raise CacheClosed(f"the connections to {self.to.id} are closed")
+        raise Unanswered(f"{self.to.id} {_WHY.get(how, 'has failed')}")
+
+    def _lose(self, connection: Connection) -> None:
+        self._busy.discard(connection)
+        connection.close()
+
+    def close(self) -> None:
+        """End all connections; exchanges of other threads raise CacheClosed. Idempotent."""
+        self._closed = True
+        if os.getpid() != self._process:
+            return
+        for connection in list(self._busy):
+            connection.interrupt()
+        while self._free:
+            self._free.pop().close()
+
+    # --- objects ---
+    def put_one(
+        self, key: Any, tensor: torch.Tensor, rank: int, hashing: int, look: int, timeout: float
+    ) -> tuple[int, npt.NDArray[Any]] | None:
+        """Put a tensor: a Status, and PULL [1] as the owner has answered; None: Python must look at key and tensor."""
+        connection = self._take(timeout)
+        status = self._put_one(key, tensor, connection.at, connection.scratch, rank, hashing, look)
+        if status == _UNUSUAL:
+            self._done(connection, _DONE)
+            return None
+        pull = connection.pull().copy()
+        self._done(connection, status)
+        return status, pull
+
+    def get_one(self, key: Any, tensor: torch.Tensor, hashing: int, look: int, timeout: float) -> int | None:
+        """Read an object into a tensor of its dtype and shape: a Status; None: as `put_one`."""
+        connection = self._take(timeout)
+        status: int = self._get_one(key, tensor, connection.at, connection.scratch, hashing, look)
+        self._done(connection, _DONE if status == _UNUSUAL else status)
+        return None if status == _UNUSUAL else status
+
+    def put(self, pulls: npt.NDArray[Any], timeout: float) -> None:
+        """Put the objects of up to MOST_RECORDS PULLs, whose `source` is an address: what the owner says stands there.
+
+        Their memory is read before this returns, and not after.
+        """
+        assert 0 < len(pulls) <= MOST_RECORDS and pulls.flags.c_contiguous
+        connection = self._take(timeout)
+        self._done(connection, self._code["put_pulls"](connection.at, pulls.ctypes.data, len(pulls)))
+
+    def get(self, wanted: npt.NDArray[Any], targets: Words, timeout: float) -> npt.NDArray[Any]:
+        """Read the objects of up to MOST_RECORDS WANTEDs to addresses, int64 [n]: a GOT for each.
+
+        Their memory is written to before this returns, and not after; what counts is where the status is OK.
+        """
+        assert 0 < len(wanted) <= MOST_RECORDS and wanted.flags.c_contiguous and targets.flags.c_contiguous
+        gots = np.zeros(len(wanted), GOT.dtype)
+        connection = self._take(timeout)
+        at = connection.at, wanted.ctypes.data, len(wanted), targets.ctypes.data, gots.ctypes.data
+        self._done(connection, self._code["get_wanted"](*at))
+        return gots
+
+    def exists(self, keys: Words, timeout: float) -> Words:
+        """Whether objects can be read: a Status for each key, int64 [n, 2]."""
+        return self._ask_keys(EXISTS.value, keys, timeout)
+
+    def remove(self, keys: Words, timeout: float) -> Words:
+        """Remove objects: a Status for each key, int64 [n, 2]."""
+        return self._ask_keys(REMOVE.value, keys, timeout)
+
+    def _ask_keys(self, kind: int, keys: Words, timeout: float) -> Words:
+        keys, statuses = np.ascontiguousarray(keys), np.empty(len(keys), np.int64)
+        for first in range(0, len(keys), MOST_KEYS):
+            some, answers = keys[first : first + MOST_KEYS], statuses[first : first + MOST_KEYS]
+            connection = self._take(timeout)
+            at = connection.at, kind, some.ctypes.data, len(some), answers.ctypes.data
+            self._done(connection, self._code["ask_keys"](*at))
+        return statuses
+
+    # --- messages ---
+    def ask(self, kind: int, body: bytes, timeout: float) -> bytes:
+        """The answer to a message.
+
+        Raises:
+            Refused: it is an error.
+            InvalidArgument: the body is longer than MOST_CALL bytes.
+        """
+        if len(body) > MOST_CALL:
+            raise InvalidArgument(f"a message has at most {MOST_CALL} bytes, not {len(body)}")
+        sent = np.frombuffer(body or b"\0", np.uint8)
+        connection = self._take(timeout)
+        size: int = self._code["call"](connection.at, kind, sent.ctypes.data, len(body))
+        if size < 0:
+            self._done(connection, size)
+        room = np.empty(HEAD.size + -(-size // WORD) * WORD + MAC, np.uint8)
+        how = self._code["receive_called"](connection.at, room.ctypes.data)
+        failed = bool(connection.head()["more"])
+        self._done(connection, how)
+        answer = room[HEAD.size : HEAD.size + size].tobytes()
+        if failed:
+            raise Refused(answer.decode(errors="replace"))
+        return answer
+
+
+def _connected(address: str, until: float) -> socket.socket:
+    """A socket that is connected, and blocks."""
+    timeout = max(until - time.monotonic(), 0.001)
+    if address.startswith("unix:"):
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        target: Any = f"\0{address.removeprefix('unix:')}"
+    else:
+        name, port = tcp.host_and_port(address)
+        host = address_of(name, until)
+        made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        target = (host, port)
+    try:
+        if made.family != socket.AF_UNIX:
+            tcp.prepare(made)
+        made.settimeout(timeout)
+        made.connect(target)
+        if made.family != socket.AF_UNIX and made.getpeername() == made.getsockname():
+            raise ConnectionRefusedError(None, "nobody listens")  # connected to itself, as TCP allows
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _exactly(made: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        some = made.recv(count - len(data))
+        if not some:
+            raise NoHandshake("who listens refuses this member: another secret, incarnation or version")
+        data += some
+    return data
+
+
+_TIMEOUT = CONNECTION.offsets["timeout"] // WORD

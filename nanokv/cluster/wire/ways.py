@@ -1,0 +1,58 @@
+"""The connections of one member to all others."""
+
+import threading
+
+from nanokv.cluster.card import Card
+from nanokv.cluster.messages.sealed import Sender
+from nanokv.cluster.wire.client import WireClient
+from nanokv.errors import CacheClosed
+
+
+class Ways:
+    """A client for each process of another node, by its incarnation. From any thread.
+
+    Args:
+        secret: the cluster's. me: this member.
+        place: of this process (`place.here`): who is at the same one is reached by its UNIX socket first.
+        spin: as of `WireClient`.
+    """
+
+    def __init__(self, secret: bytes, me: Sender, place: str, spin: float = 0.0) -> None:
+        self._secret, self._me, self._place, self._spin = secret, me, place, spin
+        self._clients: dict[int, WireClient] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def to(self, card: Card) -> WireClient:
+        """The client of a member."""
+        found = self._clients.get(card.incarnation)
+        if found is not None:
+            return found
+        near = bool(card.local) and bool(self._place) and card.place == self._place
+        addresses = (card.local, card.wire) if near else (card.wire,)
+        with self._lock:
+            if self._closed:
+                raise CacheClosed("this member has left the cluster")
+            made = WireClient(
+                self._secret,
+                self._me,
+                Sender(card.member, card.incarnation),
+                tuple(filter(None, addresses)),
+                self._spin,
+            )
+            return self._clients.setdefault(card.incarnation, made)
+
+    def forget(self, incarnation: int) -> None:
+        """A process is no member any more."""
+        with self._lock:
+            client = self._clients.pop(incarnation, None)
+        if client is not None:
+            client.close()
+
+    def close(self) -> None:
+        """End all connections; who waits for an answer gets CacheClosed. Idempotent."""
+        with self._lock:
+            self._closed = True
+            clients, self._clients = list(self._clients.values()), {}
+        for client in clients:
+            client.close()
