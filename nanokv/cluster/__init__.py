@@ -10,7 +10,9 @@ homes       which node a key belongs to
 at_once     threads that ask several nodes; `patience`: how long one call waits for them
 links       moving bytes: NIXL, Mooncake's transfer engine
 staging     registered memory, and what late transfers may write to; `workspace`: that of one get
-reading     gets from other nodes; `transfers`, `rounds`: over a link; `remote_world`: what they need to know of a node;
+transfers   what gets from other nodes, and puts to them, over a link or over the wire
+wire        sockets of NanoKV's own: puts, gets and removals of one question and one answer each (docs/wire.md)
+reading     gets from other nodes; `rounds`: over a link; `remote_world`: what they need to know of a node;
             `fetched`: what was read, as tensors
 putting     puts to other nodes; `offering`: where the bytes come from; `kept`: what others may still read
 pulling     the owner's side of a put; `pull_message`: what both tell each other; `relative_terms`: times in it

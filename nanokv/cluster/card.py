@@ -52,6 +52,7 @@ class Card:
         about: `ClusterOptions.about`.
         place: where the process runs (`place`).
         devices: the network devices of its link, as UCX names them; "": it has no such.
+        wire, local: where it exchanges objects, over TCP, and with processes of its host; "": it does not.
     """
 
     node: str
@@ -68,6 +69,8 @@ class Card:
     about: str = ""
     place: str = ""
     devices: str = ""
+    wire: str = ""
+    local: str = ""
 
     @property
     def member(self) -> str:
@@ -130,10 +133,11 @@ class Card:
             raise ValueError("an incarnation or an address that is none")
         if not len(self.bases) == len(self.controls) == ranks or any(len(c) != LOOK_LINE for c in self.controls):
             raise ValueError(f"{len(self.bases)} segments and {len(self.controls)} lines for {ranks} ranks")
-        texts = (self.node, self.link, self.messages, self.events, self.about, self.place, self.devices)
+        texts = [self.node, self.link, self.messages, self.events, self.about, self.place, self.devices]
+        texts += [self.wire, self.local]
         if not all(isinstance(text, str) for text in texts):
             raise ValueError("a text that is none")
-        for address in filter(None, (self.messages, self.events)):
+        for address in filter(None, (self.messages, self.events, self.wire)):
             host_and_port(address)
         return self
 

@@ -23,16 +23,12 @@ from nanokv.arguments import FLAG, FOREVER, integer, seconds
 from nanokv.cache.cache import NanoKVCache, listed_tensors
 from nanokv.cluster.changes import Listener
 from nanokv.cluster.fetched import FetchedObjects, Got
-from nanokv.cluster.kinds import Kind
 from nanokv.cluster.member import Member
-from nanokv.cluster.messages.asker import Refused, Unanswered
 from nanokv.cluster.nodes import Node
 from nanokv.cluster.offering import storable
 from nanokv.cluster.options import make_cluster_options
 from nanokv.cluster.paged import ClusterPagedKV
 from nanokv.cluster.patience import Patience
-from nanokv.cluster.pull_message import BadMessage
-from nanokv.cluster.removal_message import MOST_REMOVED, removed
 from nanokv.cluster.statuses import is_one_of
 from nanokv.device.machines.own_memory import plain_tensor
 from nanokv.device.machines.records import NO_TERMS, Found, Place, Terms, What, Words
@@ -298,15 +294,20 @@ class NanoKVCluster:
         digest = self._hash(key)
         if reinterpret is not False:
             check_reinterpret(reinterpret, dst)
-        got, node = self._get_elsewhere(digest)
+        into = None if dst is None or reinterpret else self.world.engine.single.destination(dst)
+        got, node = self._get_elsewhere(digest, into)
         if isinstance(got, Got):
+            if got.data is None:  # it is in `dst`
+                return dst
             return self._as_tensor(got, key, dst, reinterpret)
         if default is not _ABSENT and got in (_MISS, _NOT_READY):
             return default
         raise self._error(got, key, node)
 
-    def _get_elsewhere(self, digest: KeyDigest) -> tuple[Got | int, Node | None]:
+    def _get_elsewhere(self, digest: KeyDigest, into: torch.Tensor | None) -> tuple[Got | int, Node | None]:
         """The object of a key on another node; or why there is none, and whose answer that is. Raises as `_ask_around`.
+
+        It may go `into` a tensor that it suits at once.
 
         Where it is not any more where it was known to lie, that is no answer yet.
         """
@@ -317,7 +318,8 @@ class NanoKVCluster:
 
         def read(node: Node, is_known: bool) -> bool:
             nonlocal answer
-            got = reading.get_known(node, digest, patience) if is_known else reading.get(node, digest, patience)
+            get = reading.get_known if is_known else reading.get
+            got = get(node, digest, patience, into)
             if isinstance(got, Got):
                 answer = got, node
                 return True
@@ -418,7 +420,8 @@ class NanoKVCluster:
         """
         asks = [(node, keys) for node in self.member.nodes.others()]
         lost, patience = None, self._patience()
-        answers = self.member.at_once.ask(asks, lambda node, keys: self._remove_each(node, keys, patience))
+        putting = self.member.putting
+        answers = self.member.at_once.ask(asks, lambda node, keys: putting.remove_each(node, keys, patience))
         for answer in answers:
             if isinstance(answer, PeerLost):
                 lost = lost or answer
@@ -427,31 +430,6 @@ class NanoKVCluster:
             takes = is_left | ((statuses == _MISS) & (answer == _OK))
             statuses[takes] = answer[takes]
         return lost
-
-    def _remove_each(self, node: Node, keys: Words, patience: Patience) -> Words:
-        """Have a node remove objects: a status each."""
-        parts = (keys[i : i + MOST_REMOVED] for i in range(0, len(keys), MOST_REMOVED))
-        return np.concatenate([self._remove_some(node, part, patience) for part in parts])
-
-    def _remove_some(self, node: Node, keys: Words, patience: Patience) -> Words:
-        """Remove as `_remove_each` does, as many keys as one message has."""
-        to, timeout, begun = node.member(), patience.left(node.name), time.monotonic()
-        try:
-            body = self.member.asker.ask(
-                to.messages,
-                to.member,
-                Kind.REMOVE,
-                np.ascontiguousarray(keys).tobytes(),
-                timeout,
-                to_incarnation=to.incarnation,
-                meanwhile=lambda: self.member.reading.probe(node),
-            )
-            return removed(body, len(keys))
-        except Unanswered as error:
-            patience.waited(begun)
-            raise PeerLost(f"node {node.name} did not remove the objects: {error}") from None
-        except (Refused, BadMessage) as error:
-            raise PeerLost(f"node {node.name} did not remove the objects: {error}") from None
 
     # --- many: put and get ---
     def put_many(

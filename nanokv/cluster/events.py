@@ -22,7 +22,7 @@ from nanokv.cluster.locations import Locations
 from nanokv.cluster.messages.feed import Publisher, Subscriber
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.nodes import AVOIDED, Node, Nodes
-from nanokv.cluster.reading import RemoteGets
+from nanokv.cluster.transfers import Gets
 from nanokv.device.fabric.locations import EVICTED_NODE, GONE_NODE, LOCATION
 from nanokv.device.machines.records import Words
 from nanokv.device.segment.geometry import Geometry
@@ -133,7 +133,7 @@ class Events:
         publisher: Publisher,
         secret: bytes,
         locations: Locations,
-        reading: RemoteGets,
+        reading: Gets,
         changes: Changes,
         *,
         follows: bool,

@@ -2,13 +2,12 @@
 
 import ctypes
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from nanokv.cluster.staging import Room
 from nanokv.device.machines.own_memory import plainly
 from nanokv.device.machines.records import Descriptor, Words
 from nanokv.transfer.descriptors import checked_destination, flat_bytes, shape_of
@@ -21,10 +20,11 @@ class Got(NamedTuple):
 
     nbytes: int
     descriptor: Descriptor
-    data: Bytes | bytes  #: its bytes, in memory that is nobody else's
+    data: Bytes | bytes | None  #: its bytes, in memory that is nobody else's; None: they are where they were wanted
 
     def copy_to(self, dst: torch.Tensor) -> None:
         """Copy the bytes to a contiguous, plain tensor."""
+        assert self.data is not None
         if isinstance(self.data, bytes) and dst.device.type == "cpu":
             ctypes.memmove(dst.data_ptr(), self.data, self.nbytes)
             return
@@ -35,6 +35,7 @@ class Got(NamedTuple):
     def tensor(self, device: torch.device) -> torch.Tensor | None:
         """A new tensor of it; None: its descriptor contradicts its size."""
         known = shape_of(self.descriptor, self.nbytes)
+        assert self.data is not None
         if known is None:
             return None
         dtype, shape = known
@@ -48,6 +49,14 @@ class Got(NamedTuple):
             return torch.from_numpy(self.data).view(dtype).view(shape).to(device)  # its memory becomes the tensor's
 
 
+class Memory(Protocol):
+    """Memory that objects were read into."""
+
+    def view(self, nbytes: int) -> Bytes:
+        """The first bytes: an array that keeps the memory."""
+        ...
+
+
 class FetchedObjects:
     """The objects of one pass, in one room, at least one.
 
@@ -56,7 +65,7 @@ class FetchedObjects:
         descriptors: int64 [n, 8].
     """
 
-    def __init__(self, room: Room, sizes: Words, starts: Words, descriptors: Words) -> None:
+    def __init__(self, room: Memory, sizes: Words, starts: Words, descriptors: Words) -> None:
         starts = np.where(sizes, starts, 0)  # an empty object was given no place
         self._sizes, self._starts, self._descriptors = sizes, starts, descriptors
         self._bytes: Bytes = room.view(int((starts + sizes).max()))

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from nanokv.allocation.generations import Generations
 from nanokv.cluster.at_once import AtOnce
 from nanokv.cluster.kinds import Kind
-from nanokv.cluster.messages.asker import Asker, Refused, Unanswered
+from nanokv.cluster.messages.asker import Asker
+from nanokv.cluster.messages.replies import Refused, Unanswered
 from nanokv.cluster.nodes import Node, Nodes
 from nanokv.cluster.pull_message import BadMessage
 from nanokv.device.segment.layout import PLACES_OF_GENERATIONS

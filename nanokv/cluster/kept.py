@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from nanokv.cluster.card import Card
 from nanokv.cluster.kinds import Kind
-from nanokv.cluster.messages.asker import Asker, Refused, Unanswered
+from nanokv.cluster.messages.asker import Asker
+from nanokv.cluster.messages.replies import Refused, Unanswered
 from nanokv.cluster.pull_message import BadMessage
 from nanokv.errors import CacheClosed, PeerLost
 

@@ -12,4 +12,5 @@ class Kind(IntEnum):
     STATS = 4  #: the answer is JSON
     FSCK = 5  #: the answer is JSON
     GENERATION = 6  #: `generations`
+    HEADERS = 8  #: `serving.headers_question`; the answer: how many headers are in use, and some of them
     OVER = 7  #: numbers of PULL questions that were given up, 8 bytes each; the answer: a byte each, 1: it is over

@@ -21,6 +21,7 @@ from typing import Protocol
 
 import torch
 
+from nanokv.allocation.producer import ProducerAllocation
 from nanokv.cache.cache import NanoKVCache
 from nanokv.cluster import place
 from nanokv.cluster.at_once import AtOnce
@@ -37,7 +38,8 @@ from nanokv.cluster.messages.asker import Asker
 from nanokv.cluster.messages.counts import DropReason
 from nanokv.cluster.messages.feed import Publisher
 from nanokv.cluster.messages.ports import at_first_free
-from nanokv.cluster.messages.sealed import Reason
+from nanokv.cluster.messages.replies import Handler
+from nanokv.cluster.messages.sealed import Reason, Sender
 from nanokv.cluster.messages.server import Server
 from nanokv.cluster.nodes import Nodes
 from nanokv.cluster.offering import RegisteredMemory
@@ -48,9 +50,16 @@ from nanokv.cluster.reading import RemoteGets
 from nanokv.cluster.rounds import rounds_over
 from nanokv.cluster.serving import Handlers
 from nanokv.cluster.staging import Staging
+from nanokv.cluster.transfers import Gets, Puts
 from nanokv.cluster.uses import Uses
+from nanokv.cluster.wire.exchanges import WireGets, WirePuts
+from nanokv.cluster.wire.server import WireServer, World
+from nanokv.cluster.wire.ways import Ways
 from nanokv.device.fabric.records import LOOK_LINE
+from nanokv.device.machines.native import NativeMachine
+from nanokv.errors import LinkUnavailable
 from nanokv.heap.base import Heap
+from nanokv.transfer.object_calls import Routing
 from nanokv.types import Key, KeyDigest
 
 
@@ -69,14 +78,15 @@ class Figures:
 
     Args:
         counts: what it has done with other nodes.
-        staging: its reads; puller: the puts of others; putting: its own.
+        staging: its reads; puller: the puts of others over a link; putting: its own.
     """
 
     def __init__(
-        self, counts: MemberCounts, staging: Staging, puller: Puller, putting: RemotePuts, nodes: Nodes
+        self, counts: MemberCounts, staging: Staging, puller: Puller | None, putting: Puts, nodes: Nodes
     ) -> None:
         self._counts, self._staging, self._puller, self._putting, self._nodes = counts, staging, puller, putting, nodes
         self._counting: list[MessagePart] = []
+        self.of_wire: Callable[[], dict[str, int]] = dict  #: `WireServer.figures`, if there is one
 
     def follow(self, *counting: MessagePart) -> None:
         """Show what these count too."""
@@ -86,9 +96,9 @@ class Figures:
         """The figures by name. Each reason for which messages are refused or dropped has a name, though it be 0."""
         late = {
             "late_reads": self._staging.late,
-            "late_pulls": self._puller.late,
+            "late_pulls": 0 if self._puller is None else self._puller.late,
             "late_puts": self._putting.late,
-            "late_put_bytes": self._putting.kept.nbytes,
+            "late_put_bytes": self._putting.kept_bytes,
             "members_refused": self._nodes.refused,
         }
         found = {"messages_refused": 0, "messages_dropped": 0}
@@ -99,7 +109,7 @@ class Figures:
                 total = "messages_refused" if isinstance(reason, Reason) else "messages_dropped"
                 found[total] += count
                 found[f"{total}_{reason.name.lower()}"] += count
-        return self._counts.as_dict() | late | found
+        return self._counts.as_dict() | late | found | self.of_wire()
 
 
 # --- members that have left: what was kept for them here is let go of, as the registry tells ---
@@ -184,29 +194,59 @@ class Member:
         self._working.callback(self.nodes.close)
         self.asker = Asker(self.name, self.incarnation, self._secret)
         self._working.callback(self.asker.close)
+        self.ways = Ways(self._secret, Sender(self.name, self.incarnation), place.here())
+        self._working.callback(self.ways.close)
 
     def _make_transfers(self) -> None:
         link, timeout = self.link, self._options.timeout
         self.locations, self.counts = Locations(self._options.locations), MemberCounts()
-        self.reading = RemoteGets(link, rounds_over(link), self.staging, self.locations, self.counts, timeout)
-        self.putting = RemotePuts(
-            link, self.asker, self.reading, self.shared_staging, self.registered, self.locations, timeout
-        )
-        self.ends.callback(self.putting.kept.close)
+        self.reading: Gets
+        self.putting: Puts
+        if self._options.link == "wire":
+            hasher, ways = self._world.engine.hasher, self.ways
+            self.reading = WireGets(ways, self.counts, hasher)
+            self.putting = WirePuts(ways, self.locations, hasher)
+        else:
+            reading = RemoteGets(link, rounds_over(link), self.staging, self.locations, self.counts, timeout)
+            self.reading = reading
+            self.putting = RemotePuts(
+                link, self.asker, reading, self.shared_staging, self.registered, self.locations, timeout
+            )
+        self.ends.callback(self.putting.close)
 
     def _serve_others(self) -> None:
         world, engine = self._world, self._world.engine
-        self.puller = Puller(engine.machine, engine.allocation, self.link, self.staging, engine.heap.wake)
-        self._working.callback(self.puller.close)
+        self.puller: Puller | None = None
+        if self._options.link != "wire":
+            self.puller = Puller(engine.machine, engine.allocation, self.link, self.staging, engine.heap.wake)
+            self._working.callback(self.puller.close)
         self.figures = figures = Figures(self.counts, self.staging, self.puller, self.putting, self.nodes)
         handlers = Handlers(world, self.puller, lambda: {**world.stats(), **figures.as_dict()}).handlers()
         who = self.name, self.incarnation, self._secret
         bind, ports = self._options.bind, self._options.port_range()
         self.server = at_first_free(ports, lambda port: Server(*who, handlers, bind=bind, port=port))
         self._working.callback(self.server.close)
+        self.wire: WireServer | None = None
+        if self._options.link == "wire":
+            self.wire = at_first_free(ports, partial(self._wire_at, handlers))
+            self._working.callback(self.wire.close)
+            figures.of_wire = lambda: {} if self.wire is None else self.wire.figures
         self.uses = Uses(self.nodes, self.asker)
         self._working.callback(self.uses.close)
-        self.reading.note_use, self.reading.note_uses = self.uses.note, self.uses.note_each
+        if isinstance(self.reading, RemoteGets):  # over the wire the owner sees each read
+            self.reading.note_use, self.reading.note_uses = self.uses.note, self.uses.note_each
+
+    def _wire_at(self, handlers: Mapping[int, Handler], port: int) -> WireServer:
+        """The server of the wire, at a port. Raises LinkUnavailable where it cannot serve this world."""
+        engine, options = self._world.engine, self._options
+        allocation, machine = engine.allocation, engine.machine
+        if not isinstance(machine, NativeMachine) or not isinstance(allocation, ProducerAllocation):
+            raise LinkUnavailable("link='wire' serves segments in host memory, not those of GPUs: take link='nixl'")
+        if engine.heap.world_bell() is None:
+            raise LinkUnavailable("link='wire' needs the system call futex, which this system does not have")
+        served = World(engine.heap, machine.table_address, allocation, Routing(engine.heap, machine, allocation))
+        me = Sender(self.name, self.incarnation)
+        return WireServer(served, me, self._secret, handlers, bind=options.bind, port=port, patience=options.timeout)
 
     def _follow_events(self) -> None:
         options = self._options
@@ -225,7 +265,7 @@ class Member:
             follows=options.locations > 0,
         )
         self._working.callback(self.events.close)
-        self.figures.follow(self.asker, self.server, self.events)
+        self.figures.follow(self.asker, self.server, self.events, *filter(None, [self.wire]))
         self.at_once = AtOnce()
         self._working.callback(self.at_once.close)
         mine = self._world.engine.generations()
@@ -257,17 +297,20 @@ class Member:
             options.about,
             place.here(),
             options.device_names(),
+            "" if self.wire is None else options.advertised(self.wire.address),
+            "" if self.wire is None else self.wire.local,
         )
 
 
 def _notice(
-    nodes: Nodes, changes: Changes, events: Events, putting: RemotePuts, puller: Puller, asker: Asker
+    nodes: Nodes, changes: Changes, events: Events, putting: Puts, puller: Puller | None, asker: Asker
 ) -> Callable[[], None]:
     """What is done whenever the members may be others."""
 
     def gone(card: Card) -> None:
         putting.forget(card.incarnation)
-        puller.left(card.member, card.incarnation)
+        if puller is not None:
+            puller.left(card.member, card.incarnation)
         asker.forget(card.messages)
 
     departures = Departures(nodes, gone)

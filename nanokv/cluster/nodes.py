@@ -102,6 +102,26 @@ class Node:
                 return card
         raise PeerLost(f"node {self.name} cannot be reached: {why}")
 
+    def reachable(self) -> Card:
+        """The member that is asked over the wire: the first that was not lost just now.
+
+        Raises:
+            PeerLost: there is none.
+        """
+        why = "it has left"
+        for card in self.cards:
+            if far := self._far(card):
+                why = far
+                continue
+            until, why = self._lost.get(card.incarnation, (0.0, ""))
+            if time.monotonic() >= until:
+                return card
+        raise PeerLost(f"node {self.name} cannot be reached: {why}")
+
+    def avoid(self, card: Card, why: str) -> None:
+        """A member was lost: ask another one, or this one later."""
+        self._lost[card.incarnation] = time.monotonic() + AVOIDED, why
+
     def _reach(self) -> tuple[Card, RemoteWorld]:
         why = "it has left"
         for card in self.cards:

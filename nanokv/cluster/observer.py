@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, Self
 from nanokv.cluster.card import Card, CardRefused
 from nanokv.cluster.kinds import Kind
 from nanokv.cluster.membership import open_membership
-from nanokv.cluster.messages.asker import Asker, Refused, Unanswered
+from nanokv.cluster.messages.asker import Asker
+from nanokv.cluster.messages.replies import Refused, Unanswered
 from nanokv.cluster.options import SECRET_VARIABLE
 
 _FIRST_LOOK = 1.0  #: seconds to wait for members of a registry that has shown none yet

@@ -37,11 +37,11 @@ class ClusterOptions:
             Default: the name of the host, and that of the world if it has one.
         secret: at least 16 bytes that all members know; the variable NANOKV_CLUSTER_SECRET, as text. Default: one that
             lies in the registry, so whoever may read the registry is trusted.
-        link: what moves bytes: "nixl", or "mooncake".
+        link: what moves bytes: "nixl"; "mooncake"; or "wire", sockets of NanoKV's own, for segments in host memory.
         devices: the network device that the link "nixl" uses, as UCX_NET_DEVICES: "lo", "eth0", "mlx5_0:1", or "all".
             The variable UCX_NET_DEVICES goes before it, and may name several.
-        ports: the range of ports at four of which this member listens, such as "40000-40999": messages, events, and two
-            of the link "nixl". Default: any that are free.
+        ports: the range of ports at which this member listens, such as "40000-40999": messages, events, and two of the
+            link "nixl", or one of "wire". Default: any that are free.
         bind: the interface or address at which this member takes messages. "0.0.0.0" is all, and only if given.
         advertise: the host name or address by which the others reach it. Default: `bind`; needed if that is all.
         timeout: seconds that a node has for each round of a get, and for a put, beside the time for its bytes.
@@ -79,8 +79,10 @@ class ClusterOptions:
             )
         if self.bind in _ALL and not self.advertise:
             raise InvalidArgument(f"with bind={self.bind!r} advertise must say how other hosts reach this one")
-        if self.link != "nixl" and (self.devices != _LOOPBACK or self.ports):
-            raise InvalidArgument(f"devices and ports are for the link nixl, not {self.link}")
+        if self.link != "nixl" and self.devices != _LOOPBACK:
+            raise InvalidArgument(f"devices are for the link nixl, not {self.link}")
+        if self.link == "mooncake" and self.ports:
+            raise InvalidArgument("ports are for the links nixl and wire, not mooncake")
 
     def port_range(self) -> Sequence[int]:
         """The ports that this member may listen at; 0: any that is free."""
@@ -91,6 +93,8 @@ class ClusterOptions:
 
     def link_options(self) -> dict[str, str]:
         """What the class of the link is given."""
+        if self.link == "wire":
+            return {}
         if self.link == "mooncake":
             return {"host": self.advertise or self.bind}
         return {"devices": self.devices, "ports": self.ports}

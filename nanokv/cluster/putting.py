@@ -20,13 +20,15 @@ from nanokv.cluster.kept import Kept
 from nanokv.cluster.kinds import Kind
 from nanokv.cluster.links.base import Link
 from nanokv.cluster.locations import Locations
-from nanokv.cluster.messages.asker import Asker, Refused, Unanswered
+from nanokv.cluster.messages.asker import Asker
+from nanokv.cluster.messages.replies import Refused, Unanswered
 from nanokv.cluster.nodes import Node
 from nanokv.cluster.offering import Offers, RegisteredMemory
 from nanokv.cluster.patience import Patience
 from nanokv.cluster.pull_message import MOST_PULLS, NEEDS_CARD, BadMessage, Question, Records, answered
 from nanokv.cluster.reading import RemoteGets
 from nanokv.cluster.relative_terms import relative
+from nanokv.cluster.removal_message import MOST_REMOVED, removed
 from nanokv.cluster.staging import Staging
 from nanokv.device.fabric.records import LOOK_LINE, PULL
 from nanokv.device.machines.own_memory import plainly
@@ -112,6 +114,31 @@ class RemotePuts:
         except (Refused, BadMessage) as error:
             raise PeerLost(f"node {node.name} could not take the objects: {error}") from None
 
+    def remove_each(self, node: Node, keys: Words, patience: Patience) -> Words:
+        """See `Puts`."""
+        parts = (keys[i : i + MOST_REMOVED] for i in range(0, len(keys), MOST_REMOVED))
+        return np.concatenate([self._remove_some(node, part, patience) for part in parts])
+
+    def _remove_some(self, node: Node, keys: Words, patience: Patience) -> Words:
+        """Remove as `remove_each` does, as many keys as one message has."""
+        to, timeout, begun = node.member(), patience.left(node.name), time.monotonic()
+        try:
+            body = self._asker.ask(
+                to.messages,
+                to.member,
+                Kind.REMOVE,
+                np.ascontiguousarray(keys).tobytes(),
+                timeout,
+                to_incarnation=to.incarnation,
+                meanwhile=lambda: self._reading.probe(node),
+            )
+            return removed(body, len(keys))
+        except Unanswered as error:
+            patience.waited(begun)
+            raise PeerLost(f"node {node.name} did not remove the objects: {error}") from None
+        except (Refused, BadMessage) as error:
+            raise PeerLost(f"node {node.name} did not remove the objects: {error}") from None
+
     # --- the question ---
     def _ask(self, node: Node, pulls: Records, kept: Any, patience: Patience) -> Records:
         try:
@@ -189,6 +216,15 @@ class RemotePuts:
     def late(self) -> int:
         """How many questions were given up for which other nodes may still read."""
         return sum(map(len, list(self._unanswered.values())))
+
+    @property
+    def kept_bytes(self) -> int:
+        """See `Puts`."""
+        return self.kept.nbytes
+
+    def close(self) -> None:
+        """See `Puts`."""
+        self.kept.close()
 
     def forget(self, incarnation: int) -> None:
         """A member has left the cluster: let go of what it may have read, a while later."""

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from nanokv.cluster.card import WorldId
 from nanokv.cluster.counts import MemberCounts
@@ -72,8 +73,8 @@ class RemoteGets:
         self.note_uses: Callable[[str, Words], None] = lambda node, uses: None
 
     # --- one ---
-    def get(self, node: Node, key: KeyDigest, patience: Patience) -> Got | int:
-        """An object: its bytes; or MISS, NOT_READY or CORRUPT."""
+    def get(self, node: Node, key: KeyDigest, patience: Patience, into: torch.Tensor | None = None) -> Got | int:
+        """See `Gets`. What is given up may still be written, so nothing goes `into` memory of the caller."""
         for _ in range(TRIES):
             found = self._pass(node, patience, self._get_once, key)
             if isinstance(found, Got) or found not in _AGAIN:
@@ -112,7 +113,7 @@ class RemoteGets:
         data = ctypes.string_at(workspace.small, nbytes) if room is None else room.view(nbytes)
         return Got(nbytes, tuple(words[_WHAT : _WHAT + 1 + MAX_DIMS]), data)
 
-    def get_known(self, node: Node, key: KeyDigest, patience: Patience) -> Got | None:
+    def get_known(self, node: Node, key: KeyDigest, patience: Patience, into: torch.Tensor | None = None) -> Got | None:
         """An object that lies where the table of locations says, in two rounds; None: it does not (any more)."""
         found = self._pass(node, patience, self._get_known_once, key)
         return found if isinstance(found, Got) else None

@@ -1,6 +1,7 @@
 """What a member does when another one asks: the handlers of its server."""
 
 import json
+import struct
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,24 +21,32 @@ from nanokv.cluster.removal_message import MOST_REMOVED
 from nanokv.cluster.uses import MOST_USES
 from nanokv.device.machines.records import Place
 from nanokv.device.segment.clock import now_ns
-from nanokv.device.segment.layout import EPOCH_MASK, WORD
+from nanokv.device.segment.layout import EPOCH_MASK, OBJ_HEADER, WORD
 from nanokv.device.segment.views import SegmentView
 from nanokv.fsck import Report, check_segments
 from nanokv.heap.base import Heap
 from nanokv.keys.digests import Digests
 
+HEADERS_AT_ONCE = 16384  #: headers of one answer
+_HEADERS = struct.Struct("<qq")  # a rank, and the first slot
 QUICK = b"quick"  #: the body of a FSCK that leaves the checksums out
 _DIGEST_WORDS, _USE_WORDS = 2, 3
+
+
+def headers_question(rank: int, first: int) -> bytes:
+    """The body of a HEADERS: the header arena of a rank, from a slot on."""
+    return _HEADERS.pack(rank, first)
 
 
 class Handlers:
     """The handlers of one member, for its world.
 
     Args:
+        puller: of puts over a link; None: there is none.
         stats: what it tells of itself.
     """
 
-    def __init__(self, world: NanoKVCache, puller: Puller, stats: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, world: NanoKVCache, puller: Puller | None, stats: Callable[[], Mapping[str, Any]]) -> None:
         engine = world.engine
         self._allocation, self._machine, self._geometry = engine.allocation, engine.machine, engine.geometry
         self._stats, self._heap = stats, engine.heap
@@ -46,14 +55,14 @@ class Handlers:
 
     def handlers(self) -> Mapping[int, Handler]:
         """The handlers, by the kind of message."""
-        return {
-            Kind.PULL: self._puller.handle,
+        pulls = {} if self._puller is None else {Kind.PULL: self._puller.handle, Kind.OVER: self._over}
+        return pulls | {
             Kind.REMOVE: self._remove,
             Kind.USED: self._used,
             Kind.STATS: self._tell_stats,
             Kind.FSCK: self._fsck,
             Kind.GENERATION: self._generation,
-            Kind.OVER: self._over,
+            Kind.HEADERS: self._headers,
         }
 
     def _remove(self, sender: Sender, body: bytes) -> bytes:
@@ -62,7 +71,21 @@ class Handlers:
             raise BadMessage(f"a message has at most {MOST_REMOVED} keys, not {len(words)}")
         return self._allocation.remove_each(Digests.own(words)).tobytes()
 
+    def _headers(self, sender: Sender, body: bytes) -> bytes:
+        if len(body) != _HEADERS.size:
+            raise BadMessage(f"{len(body)} bytes name no headers")
+        rank, first = _HEADERS.unpack(body)
+        if not (0 <= rank < self._geometry.world_size and 0 <= first <= self._geometry.hdr_count):
+            raise BadMessage(f"rank {rank} has no header {first}")
+        control = self._machine.control(rank)[0]
+        used = min(int(control["hdr_head"]), self._geometry.hdr_count)
+        count = max(min(HEADERS_AT_ONCE, used - first), 0)
+        at = self._geometry.offsets["hdr_base"] + first * OBJ_HEADER.size
+        words = self._machine.look(rank, at, np.dtype(np.int64), count * OBJ_HEADER.size // WORD)
+        return np.int64(used).tobytes() + words.tobytes()
+
     def _over(self, sender: Sender, body: bytes) -> bytes:
+        assert self._puller is not None
         return bytes(self._puller.over(sender, numbers_of(body)))
 
     def _used(self, sender: Sender, body: bytes) -> None:

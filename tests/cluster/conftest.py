@@ -28,8 +28,16 @@ def nixl() -> None:
 
 
 @pytest.fixture
-def make_cluster(nixl: None, tmp_path: Path) -> Iterator[MakeCluster]:
+def link() -> str:
+    """How the nodes of a test exchange objects. A module that is about one way has a fixture of this name."""
+    return "nixl"
+
+
+@pytest.fixture
+def make_cluster(link: str, tmp_path: Path) -> Iterator[MakeCluster]:
     """Makes clusters of n nodes, which know each other. After the test each world is checked by fsck, and closed."""
+    if link == "nixl":
+        need_nixl()
     members: list[NanoKVCluster] = []
 
     def make(n: int = 2, *, heap_bytes: int = HEAP_BYTES, world: dict[str, Any] | None = None, **options: Any) -> Any:
@@ -38,7 +46,7 @@ def make_cluster(nixl: None, tmp_path: Path) -> Iterator[MakeCluster]:
         for i in range(n):
             cache = nanokv.NanoKVCache(heap_bytes, page_bytes=PAGE, **(world or {}))
             number = len(members) + i
-            usual = {"node": f"n{number}", "ttl": 2.0, "timeout": PATIENCE}
+            usual = {"node": f"n{number}", "ttl": 2.0, "timeout": PATIENCE, "link": link}
             made.append(NanoKVCluster(cache, url, **(usual | options)))
         members.extend(made)
         living = [member for member in members if not member.closed]
@@ -61,7 +69,8 @@ def shared_pair(nixl: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """Two nodes for all tests of a module, which leave them as they were."""
     url = f"file://{tmp_path_factory.mktemp('pair')}/cluster"
     worlds = [nanokv.NanoKVCache(HEAP_BYTES, page_bytes=PAGE) for _ in range(2)]
-    made = [NanoKVCluster(world, url, node=f"n{i}", ttl=2.0, timeout=PATIENCE) for i, world in enumerate(worlds)]
+    usual = {"ttl": 2.0, "timeout": PATIENCE}
+    made = [NanoKVCluster(world, url, node=f"n{i}", **usual) for i, world in enumerate(worlds)]
     until(lambda: all(len(member.nodes) == 2 for member in made), "the membership")
     yield made
     for member in made:

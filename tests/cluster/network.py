@@ -7,10 +7,21 @@ from typing import Any
 from nanokv.cluster import NanoKVCluster
 from nanokv.cluster.events import Events
 from nanokv.cluster.links.base import LinkLost
-from nanokv.cluster.messages.asker import Asker, Unanswered
+from nanokv.cluster.messages.asker import Asker
+from nanokv.cluster.messages.replies import Unanswered
+from nanokv.cluster.pulling import Puller
+from nanokv.cluster.putting import RemotePuts
+from nanokv.cluster.reading import RemoteGets
 from nanokv.cluster.remote_world import RemoteWorld
 from nanokv.cluster.rounds import TransferLate
 from tests.support.faults import Calls
+
+
+def over_link(member: NanoKVCluster) -> tuple[RemoteGets, RemotePuts, Puller]:
+    """What gets, puts and pulls of a member that exchanges objects over a link."""
+    parts = member.member.reading, member.member.putting, member.member.puller
+    assert isinstance(parts[0], RemoteGets) and isinstance(parts[1], RemotePuts) and parts[2] is not None
+    return parts[0], parts[1], parts[2]
 
 
 class Network:
@@ -31,7 +42,7 @@ class Network:
             raise TransferLate(world.name, arguments[-1], is_over)
 
         for name in ("get_one", "locate", "fetch", "look"):
-            self._calls.instead(member.member.reading.rounds, name, late, when=lambda world, *_: world.name == node)
+            self._calls.instead(over_link(member)[0].rounds, name, late, when=lambda world, *_: world.name == node)
 
     def hangs_messages(self, member: NanoKVCluster) -> None:
         """Nobody answers this member, and it waits as long as it can."""

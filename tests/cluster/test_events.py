@@ -21,7 +21,7 @@ from tests.support.faults import Calls
 from tests.support.until import until
 
 from .conftest import HEAP_BYTES, PAGE, PATIENCE, MakeCluster, key_of
-from .network import Network
+from .network import Network, over_link
 
 
 def knows(member: NanoKVCluster, key: str, node: str | None) -> bool:
@@ -30,7 +30,7 @@ def knows(member: NanoKVCluster, key: str, node: str | None) -> bool:
 
 def no_first_rounds(member: NanoKVCluster, calls: Calls) -> None:
     for name in ("locate", "get_one"):
-        calls.fail(member.member.reading.rounds, name, AssertionError("the first two rounds were asked for"))
+        calls.fail(over_link(member)[0].rounds, name, AssertionError("the first two rounds were asked for"))
 
 
 def test_an_object_is_found_where_it_was_put(make_cluster: MakeCluster, calls: Calls) -> None:
@@ -173,7 +173,7 @@ def test_a_torn_entry_is_not_used(make_cluster: MakeCluster, field: str, calls: 
     table = zero.member.locations.table
     (at,) = np.flatnonzero(table["node"])
     table[field][at] += 1 << 12
-    calls.fail(zero.member.reading.rounds, "fetch", AssertionError("a transfer was begun"))
+    calls.fail(over_link(zero)[0].rounds, "fetch", AssertionError("a transfer was begun"))
     assert zero.member.reading.get_known(zero.member.nodes["n1"], zero.digest(key), Patience(PATIENCE)) is None
 
 

@@ -24,13 +24,16 @@ MakeNode = Callable[..., NodeProcess]
 SIZE = 3000
 
 
+BOTH = pytest.mark.parametrize("link", ["nixl", "wire"])
+
+
 @pytest.fixture
-def make_node(tmp_path: Path) -> Iterator[MakeNode]:
+def make_node(link: str, tmp_path: Path) -> Iterator[MakeNode]:
     """Makes nodes in processes of their own, which end with the test."""
     nodes: list[NodeProcess] = []
 
     def make(name: str, **options: Any) -> NodeProcess:
-        nodes.append(NodeProcess(name, f"file://{tmp_path}/cluster", **options))
+        nodes.append(NodeProcess(name, f"file://{tmp_path}/cluster", **({"link": link} | options)))
         return nodes[-1]
 
     yield make
@@ -42,6 +45,7 @@ def meet(member: NanoKVCluster, *nodes: str) -> None:
     until(lambda: member.nodes == sorted(nodes), f"the nodes {nodes}")
 
 
+@BOTH
 def test_processes_exchange_objects(make_cluster: MakeCluster, make_node: MakeNode) -> None:
     (here,) = make_cluster(1)
     there = make_node("far")
@@ -62,6 +66,7 @@ def test_processes_exchange_objects(make_cluster: MakeCluster, make_node: MakeNo
     assert there.end() == 0
 
 
+@BOTH
 def test_a_node_that_is_killed(make_cluster: MakeCluster, make_node: MakeNode) -> None:
     here, other = make_cluster(2, timeout=1.0)
     there = make_node("far")
@@ -87,6 +92,7 @@ def test_a_node_that_is_killed(make_cluster: MakeCluster, make_node: MakeNode) -
     assert torch.equal(here.get(far), value_of(far, SIZE))
 
 
+@BOTH
 def test_what_a_lost_node_has_can_be_a_miss(make_cluster: MakeCluster, make_node: MakeNode) -> None:
     """Calls about many keys answer for those of all other nodes."""
     here, other = make_cluster(2, timeout=1.0, lost="miss", ttl=60.0)
@@ -117,6 +123,7 @@ def test_what_a_lost_node_has_can_be_a_miss(make_cluster: MakeCluster, make_node
     assert here.remove_many(keys) == wanted
 
 
+@BOTH
 def test_a_node_that_comes_back_is_another_one(make_cluster: MakeCluster, make_node: MakeNode) -> None:
     (here,) = make_cluster(1)
     there = make_node("far")
@@ -203,6 +210,29 @@ def test_over_tcp_a_stopped_owner_is_lost_and_late_bytes_reach_nobody(
     until(lambda: _reads(here, key, 400_000))
 
 
+@pytest.mark.parametrize("link", ["wire"])
+def test_over_the_wire_a_stopped_owner_is_lost_and_nothing_comes_late(
+    make_cluster: MakeCluster, make_node: MakeNode
+) -> None:
+    (here,) = make_cluster(1, timeout=0.5, ttl=30.0)
+    there = make_node("far", ttl=30.0)
+    meet(here, "far", "n0")
+    key, more = key_of(here, "far"), key_of(here, "far", "more")
+    here.put(key, value_of(key, 400_000))
+    there.suspend()
+    dst = torch.zeros(400_000, dtype=torch.uint8)
+    for call in (partial(here.get, key, dst=dst), partial(here.exists, key), partial(here.remove, key)):
+        with pytest.raises(PeerLost, match="did not answer"):
+            call()
+        time.sleep(0.6)  # it is not asked for half a second
+    with pytest.raises(PeerLost, match="did not answer"):
+        here.put(more, value_of(more, 400_000))
+    there.resume()
+    until(lambda: _puts(here, "far"))
+    assert not dst.any()
+    assert here.get(more, None) is None  # its bytes were to come when the owner had answered
+
+
 def _reads(member: NanoKVCluster, key: str, nbytes: int) -> bool:
     try:
         got = member.get(key, None)
@@ -225,6 +255,7 @@ def test_a_thread_that_still_reads_from_a_peer_that_was_let_go(make_cluster: Mak
     until(partial(_reads, here, key, 5000))
 
 
+@BOTH
 def test_a_producer_that_is_killed_leaves_nothing(make_cluster: MakeCluster, make_node: MakeNode) -> None:
     (here,) = make_cluster(1, world={"write_timeout": 5.0})
     for i in range(3):
@@ -285,6 +316,7 @@ def test_a_join_loses_nothing(make_cluster: MakeCluster) -> None:
         assert all(member.get_many(keys, dsts=out)) and torch.equal(out, rows)
 
 
+@BOTH
 def test_a_join_under_load_loses_nothing_and_raises_nothing(make_cluster: MakeCluster) -> None:
     members = make_cluster(3, heap_bytes=64 << 20)
     stop = threading.Event()

@@ -32,7 +32,7 @@ from tests.support.needed import leave_out
 from tests.support.until import until
 
 from .conftest import HEAP_BYTES, PAGE, MakeCluster, key_of
-from .network import Network
+from .network import Network, over_link
 
 TENSORS = [
     torch.arange(10, dtype=torch.int64),
@@ -45,6 +45,12 @@ TENSORS = [
     torch.arange(100_000, dtype=torch.int32),
     torch.randn(4, dtype=torch.complex64).conj(),
 ]
+
+
+@pytest.fixture(params=["nixl", "wire"])
+def link(request: pytest.FixtureRequest) -> str:
+    """Both ways by which nodes exchange objects."""
+    return str(request.param)
 
 
 @pytest.mark.usefixtures("way")
@@ -344,14 +350,16 @@ def test_one_that_is_too_large_hinders_no_other(make_cluster: MakeCluster) -> No
 LARGE = torch.arange(100_000, dtype=torch.uint8)  # it does not travel in the question
 
 
+@pytest.mark.parametrize("link", ["nixl"])
 def test_an_owner_that_has_forgotten_the_producer(make_cluster: MakeCluster) -> None:
     one, two = make_cluster()
     one.put("a", LARGE, preferred_segment=("n1", 0))
-    two.member.puller.forget("n0.0", two.member.nodes["n0"].cards[0].incarnation)
+    over_link(two)[2].forget("n0.0", two.member.nodes["n0"].cards[0].incarnation)
     one.put("b", LARGE, preferred_segment=("n1", 0))
     assert torch.equal(two.get("b"), LARGE)
 
 
+@pytest.mark.parametrize("link", ["nixl"])
 def test_an_owner_whose_read_was_late_takes_puts_again(make_cluster: MakeCluster) -> None:
     """A node that is given up by a reader is reached anew by the puller of the same process."""
     one, two = make_cluster()
@@ -375,6 +383,7 @@ def _reads_again(member: NanoKVCluster) -> bool:
         return False
 
 
+@pytest.mark.parametrize("link", ["nixl"])
 def test_a_put_that_was_refused_is_not_asked_again(make_cluster: MakeCluster, calls: Calls) -> None:
     """A second question would meet what the first one has claimed, and be told that the key is there."""
     one, two = make_cluster()
@@ -394,16 +403,18 @@ def test_a_put_that_was_refused_is_not_asked_again(make_cluster: MakeCluster, ca
     assert torch.equal(two.world.get("b"), LARGE)
 
 
+@pytest.mark.parametrize("link", ["nixl"])
 def test_what_was_kept_for_a_member_goes_with_it(make_cluster: MakeCluster) -> None:
     one, two = make_cluster()
     one.put("a", LARGE, preferred_segment=("n1", 0))
     two.put("b", LARGE, preferred_segment=("n0", 0))
-    member = one.member
-    assert member.puller.producers and member.putting.told and member.asker.connections
+    _, putting, puller = over_link(one)
+    asker = one.member.asker
+    assert puller.producers and putting.told and asker.connections
     two.close()
     until(lambda: one.nodes == ["n0"], "the end of n1")
     until(
-        lambda: not (member.puller.producers or member.putting.told or member.asker.connections),
+        lambda: not (puller.producers or putting.told or asker.connections),
         "the end of what was kept",
     )
 
@@ -444,7 +455,7 @@ def test_checksums(make_cluster: MakeCluster) -> None:
     two.world.engine.heap.segment(0)[place.payload_off + 777] ^= 1
 
 
-def test_two_ranks_of_a_world(make_cluster: MakeCluster, shm_name: str, tmp_path: Any) -> None:
+def test_two_ranks_of_a_world(make_cluster: MakeCluster, link: str, shm_name: str, tmp_path: Any) -> None:
     """A world of two processes' ranks, both in this process: any member of a node serves all of its segments."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -456,7 +467,7 @@ def test_two_ranks_of_a_world(make_cluster: MakeCluster, shm_name: str, tmp_path
     with ThreadPoolExecutor(2) as pool:
         ranks = list(pool.map(attach, range(2)))
     url = f"file://{tmp_path}/cluster"
-    inside = [NanoKVCluster(rank, url, node="pair", ttl=2.0) for rank in ranks]
+    inside = [NanoKVCluster(rank, url, node="pair", ttl=2.0, link=link) for rank in ranks]
     until(lambda: outside.nodes == ["n0", "pair"] and len(outside.member.nodes["pair"].cards) == 2)
     outside.put("zero", torch.zeros(9), preferred_segment=("pair", 0))
     outside.put("one", torch.ones(9), preferred_segment=("pair", 1))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nanokv.cluster import NanoKVCluster
 from nanokv.cluster.card import Card, CardRefused
 from nanokv.cluster.kinds import Kind
-from nanokv.cluster.messages.asker import Refused
+from nanokv.cluster.messages.replies import Refused
 from nanokv.cluster.pull_message import HEAD, MOST_PULLS, NEEDS_CARD, BadMessage, Question, Records, answer_of, answered
 from nanokv.device.fabric.records import PULL
 from nanokv.errors import PeerLost

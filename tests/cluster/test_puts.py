@@ -13,7 +13,7 @@ from nanokv.cluster import NanoKVCluster, kept
 from nanokv.cluster.kept import numbers_message
 from nanokv.cluster.kinds import Kind
 from nanokv.cluster.links.nixl import NixlLink
-from nanokv.cluster.messages.asker import Refused
+from nanokv.cluster.messages.replies import Refused
 from nanokv.cluster.pull_message import Question
 from nanokv.cluster.pulling import Pull, Puller
 from nanokv.cluster.relative_terms import absolute, relative
@@ -26,7 +26,7 @@ from tests.support.faults import Calls, Limits
 from tests.support.until import until
 
 from .conftest import MakeCluster
-from .network import Network
+from .network import Network, over_link
 
 LARGE = torch.arange(50_000)
 
@@ -109,7 +109,7 @@ def test_memory_is_free_again_when_the_owner_reads_no_more(make_cluster: MakeClu
             one.put(f"x{i}", LARGE, preferred_segment=("n1", 0))
     assert one.stats()["late_puts"] == 3 and one.stats()["late_put_bytes"] == 3 * LARGE.nbytes
     to = one.member.nodes["n1"].cards[0]
-    numbers = [number for kept in one.member.putting.kept.members.values() for number in kept]
+    numbers = [number for kept in over_link(one)[1].kept.members.values() for number in kept]
     body = numbers_message(numbers)
     asker = one.member.asker
     assert asker.ask(to.messages, to.member, Kind.OVER, body, 10.0, to_incarnation=to.incarnation) == bytes(3)
@@ -117,7 +117,7 @@ def test_memory_is_free_again_when_the_owner_reads_no_more(make_cluster: MakeClu
     until(lambda: one.stats()["late_puts"] == 0, "the end of the pulls")
     assert one.stats()["late_put_bytes"] == 0 and not any(two.world.exists(f"x{i}") for i in range(3))
     until(lambda: not two.world.stats()["unfinished"])
-    assert not two.member.puller.producers["n0.0"].active
+    assert not over_link(two)[2].producers["n0.0"].active
 
 
 def test_a_question_that_was_given_up_is_not_taken_any_more(make_cluster: MakeCluster) -> None:
