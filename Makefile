@@ -1,7 +1,7 @@
 # The commands that people, CI and pre-commit share. Everything is installed into .venv, with tested versions.
 #
 # Two tiers of tests: `make test` is what a change needs, `make test-all` what a release needs; CI runs the first and a
-# third of the rest, another one for each change (tests/support/share.py). All leave out what these very sources have
+# quarter of the rest, another one for each change (tests/support/share.py). All leave out what these very sources have
 # passed before (tests/support/stamps.py), and say so; STAMPS= runs everything.
 PYTHON ?= python3
 VENV ?= .venv

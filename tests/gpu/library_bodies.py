@@ -32,8 +32,9 @@ WITHIN = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 @contextmanager
 def caches(device: torch.device, pages: int = 64, **options: Any) -> Iterator[list[NanoKVCache]]:
-    """A world of two ranks that must be sound at the end."""
-    made = local_world(2, pages * PAGE, page_bytes=PAGE, device=device, alloc="device", evict=False, **options)
+    """A world of two ranks that must be sound at the end. A launch may be interpreted, which takes minutes."""
+    usual: dict[str, Any] = {"page_bytes": PAGE, "alloc": "device", "evict": False, "write_timeout": 600.0}
+    made = local_world(2, pages * PAGE, device=device, **(usual | options))
     try:
         yield made
         for cache in made:

@@ -1,8 +1,8 @@
-"""A share of the dear tests: `pytest --one-in 3` leaves out two of three tests that are marked `exhaustive`.
+"""A share of the dear tests: `pytest --one-in 4` leaves out three of four tests that are marked `exhaustive`.
 
 CI has ninety minutes of two cores, and from nothing all tests take more. So each change runs all that `make test` runs
-and a third of the rest: which, is a digest of the sources and of the test's name, so the same sources run the same
-third wherever they are tried, and others another. `make test-all` runs everything; it is what a release needs, and
+and a quarter of the rest: which, is a digest of the sources and of the test's name, so the same sources run the same
+quarter wherever they are tried, and others another. `make test-all` runs everything; it is what a release needs, and
 whoever hands in a change has run it.
 """
 

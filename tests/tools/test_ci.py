@@ -23,7 +23,7 @@ def test_a_script_parses(script: Path) -> None:
 def test_the_two_tiers_differ_in_nothing_but_what_they_leave_out() -> None:
     lines = {}
     for tier in ("test", "test-all"):
-        command = ["make", "-n", "--no-print-directory", tier, "WORKERS=3"]
+        command = ["make", "-n", "--no-print-directory", tier, "WORKERS=3", "ONE_IN=1"]  # CI has another one
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True
