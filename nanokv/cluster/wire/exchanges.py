@@ -109,7 +109,12 @@ class WireGets(_Exchanges):
         status = self.get_each(
             node, np.array([key], np.int64), patience, lambda _, fetched: found.extend(fetched.each())
         )
-        return found[0] if found else int(status[0])
+        if not found:
+            return int(status[0])
+        got = found[0]
+        if got.data is not None and got.nbytes < SMALL // 2:  # else it would keep all of the memory that it came into
+            return got._replace(data=bytes(got.data))
+        return got
 
     def _get_into(self, node: Node, key: KeyDigest, patience: Patience, into: torch.Tensor) -> Got | int | None:
         """`get` by one native call; None: the object does not suit the tensor, or Python must look at it."""
@@ -293,9 +298,7 @@ class WirePuts(_Exchanges):
             lot = np.ascontiguousarray(pulls[which])
             lot["rank"] = -1 if rank is None else rank
             _, card = self._exchange(node, patience, lambda way, timeout: way.put(lot, timeout), once=True)  # noqa: B023
-            source = pulls["source"][which].copy()
             pulls[which] = lot
-            pulls["source"][which] = source
             full = lot["status"] == _FULL
             if full.all() or not full.any():
                 return self._learn(card, pulls)

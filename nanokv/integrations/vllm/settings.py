@@ -108,7 +108,7 @@ class Settings:
         "URL of a cluster's registry, etcd://host:port/name or file:///folder: KV is shared between hosts",
     )
     node: str = option(_TEXT, "", "this node's name; engines of one world give the same. Default: of the host")
-    link: LinkKind = option(one_of(LINKS), "nixl", "what moves bytes between nodes: nixl, mooncake")
+    link: LinkKind = option(one_of(LINKS), "nixl", "what moves bytes between nodes: nixl, mooncake, wire")
     devices: str = option(_TEXT, "lo", "the network device of the link, as eth0 or mlx5_0:1; or all")
     bind: str = option(_TEXT, "127.0.0.1", "the interface or address at which this node takes messages of others")
     advertise: str = option(_TEXT, "", "the host name or address by which others reach it, if that is not bind")
