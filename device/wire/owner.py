@@ -123,6 +123,7 @@ from nanokv.device.wire.records import (
     C_OUTPUT,
     C_PIECE,
     C_PULLS,
+    C_SEEN,
     C_SINCE,
     C_STATE,
     C_VECTORS,
@@ -263,10 +264,10 @@ def claim_all(world: World, box: tl.int64, pulls: tl.int64, count: tl.int64) -> 
 
     Where pages may have no memory behind them yet, the host claims.
     """
-    total = word(0)
+    total, size = word(0), world.page_bytes
     i = word(0)
     while i < count:
-        total += of(pulls + i * PULL_BYTES, P_NBYTES)
+        total += (of(pulls + i * PULL_BYTES, P_NBYTES) + size - 1) // size * size
         i += 1
     ready = True
     i = word(0)
@@ -313,8 +314,12 @@ def set_terms(world: World, pull: tl.int64) -> None:
 
 @triton.jit
 def end_all(world: World, box: tl.int64, pulls: tl.int64, count: tl.int64, well: tl.int64) -> None:
-    """`end_each`. Who sleeps is woken after the answer."""
+    """`end_each`, and count what was put. Who sleeps is woken after the answer."""
     put_in(box, S_RANKS, of(box, S_RANKS) | end_each(world, pulls, count, well))
+    i = word(0)
+    while i < count:
+        add_to(box, S_PUTS, select(of(pulls + i * PULL_BYTES, P_STATUS) == OK, word(1), word(0)))
+        i += 1
 
 
 @triton.jit
@@ -356,7 +361,6 @@ def take_claimed(world: World, box: tl.int64, connection: tl.int64) -> None:
         put_in(connection, C_OPEN, count)
     if kind == PUT_DONE:
         end_all(world, box, pulls, count, word(1))
-        add_to(box, S_PUTS, count)
     answer_pulls(connection, kind, pulls, count)
 
 
@@ -527,7 +531,8 @@ def send_some(world: World, connection: tl.int64) -> Any:
             if size > 0:
                 vector = vectors + used * 2 * WORD_BYTES
                 store64(vector, address_of_piece(world, connection, piece) + at, "relaxed")
-                store64(vector + WORD_BYTES, size, "relaxed")
+                most = MOST_A_TURN - total  # what is cut off ends the list: nothing comes behind it
+                store64(vector + WORD_BYTES, select(size < most, size, most), "relaxed")
                 total += size
                 used += 1
             at = word(0)
@@ -672,7 +677,6 @@ def take_question(world: World, box: tl.int64, connection: tl.int64) -> None:
         count, pulls = of(connection, C_OPEN), of(connection, C_PULLS)
         put_in(connection, C_OPEN, word(0))
         end_all(world, box, pulls, count, word(1))
-        add_to(box, S_PUTS, count)
         answer_pulls(connection, word(PUT_DONE), pulls, count)
     elif kind == GET:
         add_to(box, S_GETS, count)
@@ -777,6 +781,7 @@ def look_at_all(box: tl.int64, now: tl.int64) -> None:
         if (of(connection, C_FD) >= 0) & (of(connection, C_HOSTED) == 0):
             state, quiet = of(connection, C_STATE), now - of(connection, C_SINCE)
             rests = (state == READING) & (of(connection, C_HAVE) == 0) & (of(connection, C_OPEN) == 0)
+            rests = rests & (of(connection, C_SEEN) > 0)  # else its HELLO may be one that somebody has heard
             if (not rests) & (quiet > patience):
                 add_to(box, S_SILENT, word(1))
                 put_in(connection, C_STATE, word(GONE))
@@ -812,7 +817,7 @@ def serve(world: World, box: tl.int64) -> Any:
                 if (state == HOSTED) | (state == GONE):
                     hand_over(box, number)
             i += 1
-        if now - looked > TICK_NS:
+        if (now - looked > TICK_NS) & (ready < MOST_EVENTS):  # else some may have bytes that were not looked at yet
             look_at_all(box, now)
             looked = now
             looks += 1

@@ -297,6 +297,14 @@ def test_a_closed_client_ends_what_waits(serve: Serve) -> None:
     assert never.abandoned
 
 
+def test_a_member_that_has_left_does_not_answer(served: Served) -> None:
+    client = served.client()
+    assert client.exists(digests(served, "k"), SECONDS).tolist() == [MISS]
+    client.leave()
+    with pytest.raises(Unanswered, match="has left the cluster"):
+        client.exists(digests(served, "k"), SECONDS)
+
+
 def test_who_is_meant_and_who_asks(served: Served) -> None:
     for to in (Sender(OWNER.id, OWNER.incarnation + 1), Sender("another.0", OWNER.incarnation)):
         with pytest.raises(Unanswered, match="refuses this member"):

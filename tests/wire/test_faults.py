@@ -41,7 +41,7 @@ from nanokv.device.wire.records import (
     STATUSES,
 )
 from nanokv.transfer.descriptors import what_of
-from tests.support.faults import Limits
+from tests.support.faults import Calls, Limits
 from tests.support.plain_wire import PlainWire, pull, wanted
 from tests.support.until import until
 
@@ -288,6 +288,32 @@ def test_who_is_silent_in_the_middle_is_given_up(serve: Serve) -> None:
     until(lambda: served.server.counts == {DropReason.SILENT: 2}, "its counts")
     idle.send(good(idle))  # who has asked nothing may be silent for ever
     assert status_of(idle.answer()) == OK
+
+
+def test_a_recorded_hello_holds_nothing_for_long(serve: Serve, limits: Limits) -> None:
+    """Who has heard a HELLO can send it again, and gets a connection; but no frame, for it has no keys."""
+    limits(wire_server, _GRACE_NS=0)
+    served = serve(patience=0.3)
+    hello = Greeting(SECRET, ASKER, OWNER).hello
+    with closing(socket.socket(socket.AF_UNIX)) as again:
+        again.connect(f"\0{served.server.local.removeprefix('unix:')}")
+        again.settimeout(SECONDS)
+        again.sendall(hello)
+        assert len(again.recv(WELCOME_BYTES, socket.MSG_WAITALL)) == WELCOME_BYTES
+        assert again.recv(1) == b""
+    until(lambda: served.server.figures["wire_connections"] == 0, "its end")
+
+
+def test_room_that_cannot_be_looked_for_leaves_nothing(serve: Serve, calls: Calls) -> None:
+    served = serve()
+    calls.fail(served.world.engine.allocation, "begin", OSError("no memory"))
+    wire = served.plain()
+    what = what_of(torch.uint8, torch.Size((400_000,))).descriptor
+    many = [pull((hash((i, 2)), hash((2, i))), 400_000, what=what) for i in range(20)]
+    wire.send(wire.frame(OFFER.value, len(many), b"".join(each.tobytes() for each in many)))
+    assert wire.is_ended()  # the first ones had been claimed, the last ones found no room
+    until(lambda: served.server.figures["wire_connections"] == 0, "its end")
+    assert served.server.figures["wire_given_up"] > 0 and served.server.figures["wire_puts"] == 0
 
 
 def test_who_does_not_read_delays_nobody(serve: Serve) -> None:

@@ -4,11 +4,13 @@ An exchange is one call of native code (`device.wire.asker`), which has let go o
 whose exchange did not end well is closed; another one is made when it is needed.
 """
 
+import contextlib
 import os
 import socket
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -73,7 +75,7 @@ class Connection:
             greeting = Greeting(secret, me, to)
             self.socket.settimeout(max(until - time.monotonic(), 0.001))
             self.socket.sendall(greeting.hello)
-            keys = greeting.keys(_exactly(self.socket, WELCOME_BYTES))
+            keys = greeting.keys(_exactly(self.socket, WELCOME_BYTES, until))
             self.socket.settimeout(None)
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 self.socket.setsockopt(socket.SOL_SOCKET, option, _TICK)
@@ -113,7 +115,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the socket. Nobody uses it any more."""
-        self.socket.close()
+        shut(self.socket)
 
 
 class WireClient:
@@ -136,7 +138,7 @@ class WireClient:
         self._free: list[Connection] = []
         self._busy: set[Connection] = set()
         self._lock = threading.Lock()
-        self._closed, self._process = False, os.getpid()
+        self._closed, self._has_left, self._process = False, False, os.getpid()
         self.way = ""  #: the address of the last connection that was made
 
     # --- connections ---
@@ -150,12 +152,18 @@ class WireClient:
         self._busy.add(connection)
         if self._closed:
             self._lose(connection)
-            raise CacheClosed(f"the connections to {self.to.id} are closed")
+            raise self._end()
         return connection
+
+    def _end(self) -> Exception:
+        """What exchanges raise when this is closed."""
+        if self._has_left:
+            return Unreached(f"{self.to.id} has left the cluster")
+        return CacheClosed(f"the connections to {self.to.id} are closed")
 
     def _made(self, timeout: float) -> Connection:
         if self._closed or os.getpid() != self._process:
-            raise CacheClosed(f"the connections to {self.to.id} are closed, or its parent's")
+            raise self._end()
         until, why = time.monotonic() + timeout, "it has no address"
         for address in self._addresses:
             try:
@@ -171,6 +179,17 @@ class WireClient:
                 return made
         raise Unreached(f"{self.to.id} cannot be reached: {why}")
 
+    @contextlib.contextmanager
+    def _exchange(self, timeout: float) -> Iterator[Connection]:
+        """A connection for one exchange. What is raised meanwhile (Ctrl-C) leaves it of no use."""
+        connection = self._take(timeout)
+        try:
+            yield connection
+        except BaseException:
+            if connection in self._busy:
+                self._lose(connection)
+            raise
+
     def _done(self, connection: Connection, how: int) -> None:
         """Give a connection back after an exchange; or lose it, and say why."""
         if how >= _DONE:
@@ -181,13 +200,20 @@ class WireClient:
                 connection.close()
             return
         self._lose(connection)
+        while self._free:  # they have met the same
+            self._free.pop().close()
         if self._closed:
-            raise CacheClosed(f"the connections to {self.to.id} are closed")
+            raise self._end()
         raise Unanswered(f"{self.to.id} {_WHY.get(how, 'has failed')}")
 
     def _lose(self, connection: Connection) -> None:
         self._busy.discard(connection)
         connection.close()
+
+    def leave(self) -> None:
+        """End all connections to a member that has left the cluster: exchanges raise Unanswered."""
+        self._has_left = True
+        self.close()
 
     def close(self) -> None:
         """End all connections; exchanges of other threads raise CacheClosed. Idempotent."""
@@ -204,20 +230,17 @@ class WireClient:
         self, key: Any, tensor: torch.Tensor, rank: int, hashing: int, look: int, timeout: float
     ) -> tuple[int, npt.NDArray[Any]] | None:
         """Put a tensor: a Status, and PULL [1] as the owner has answered; None: Python must look at key and tensor."""
-        connection = self._take(timeout)
-        status = self._put_one(key, tensor, connection.at, connection.scratch, rank, hashing, look)
-        if status == _UNUSUAL:
-            self._done(connection, _DONE)
-            return None
-        pull = connection.pull().copy()
-        self._done(connection, status)
-        return status, pull
+        with self._exchange(timeout) as connection:
+            status = self._put_one(key, tensor, connection.at, connection.scratch, rank, hashing, look)
+            pull = connection.pull().copy()
+            self._done(connection, _DONE if status == _UNUSUAL else status)
+        return None if status == _UNUSUAL else (status, pull)
 
     def get_one(self, key: Any, tensor: torch.Tensor, hashing: int, look: int, timeout: float) -> int | None:
         """Read an object into a tensor of its dtype and shape: a Status; None: as `put_one`."""
-        connection = self._take(timeout)
-        status: int = self._get_one(key, tensor, connection.at, connection.scratch, hashing, look)
-        self._done(connection, _DONE if status == _UNUSUAL else status)
+        with self._exchange(timeout) as connection:
+            status: int = self._get_one(key, tensor, connection.at, connection.scratch, hashing, look)
+            self._done(connection, _DONE if status == _UNUSUAL else status)
         return None if status == _UNUSUAL else status
 
     def put(self, pulls: npt.NDArray[Any], timeout: float) -> None:
@@ -226,8 +249,8 @@ class WireClient:
         Their memory is read before this returns, and not after.
         """
         assert 0 < len(pulls) <= MOST_RECORDS and pulls.flags.c_contiguous
-        connection = self._take(timeout)
-        self._done(connection, self._code["put_pulls"](connection.at, pulls.ctypes.data, len(pulls)))
+        with self._exchange(timeout) as connection:
+            self._done(connection, self._code["put_pulls"](connection.at, pulls.ctypes.data, len(pulls)))
 
     def get(self, wanted: npt.NDArray[Any], targets: Words, timeout: float) -> npt.NDArray[Any]:
         """Read the objects of up to MOST_RECORDS WANTEDs to addresses, int64 [n]: a GOT for each.
@@ -236,9 +259,9 @@ class WireClient:
         """
         assert 0 < len(wanted) <= MOST_RECORDS and wanted.flags.c_contiguous and targets.flags.c_contiguous
         gots = np.zeros(len(wanted), GOT.dtype)
-        connection = self._take(timeout)
-        at = connection.at, wanted.ctypes.data, len(wanted), targets.ctypes.data, gots.ctypes.data
-        self._done(connection, self._code["get_wanted"](*at))
+        at = wanted.ctypes.data, len(wanted), targets.ctypes.data, gots.ctypes.data
+        with self._exchange(timeout) as connection:
+            self._done(connection, self._code["get_wanted"](connection.at, *at))
         return gots
 
     def exists(self, keys: Words, timeout: float) -> Words:
@@ -253,9 +276,9 @@ class WireClient:
         keys, statuses = np.ascontiguousarray(keys), np.empty(len(keys), np.int64)
         for first in range(0, len(keys), MOST_KEYS):
             some, answers = keys[first : first + MOST_KEYS], statuses[first : first + MOST_KEYS]
-            connection = self._take(timeout)
-            at = connection.at, kind, some.ctypes.data, len(some), answers.ctypes.data
-            self._done(connection, self._code["ask_keys"](*at))
+            at = kind, some.ctypes.data, len(some), answers.ctypes.data
+            with self._exchange(timeout) as connection:
+                self._done(connection, self._code["ask_keys"](connection.at, *at))
         return statuses
 
     # --- messages ---
@@ -269,18 +292,25 @@ class WireClient:
         if len(body) > MOST_CALL:
             raise InvalidArgument(f"a message has at most {MOST_CALL} bytes, not {len(body)}")
         sent = np.frombuffer(body or b"\0", np.uint8)
-        connection = self._take(timeout)
-        size: int = self._code["call"](connection.at, kind, sent.ctypes.data, len(body))
-        if size < 0:
-            self._done(connection, size)
-        room = np.empty(HEAD.size + -(-size // WORD) * WORD + MAC, np.uint8)
-        how = self._code["receive_called"](connection.at, room.ctypes.data)
-        failed = bool(connection.head()["more"])
-        self._done(connection, how)
+        with self._exchange(timeout) as connection:
+            size: int = self._code["call"](connection.at, kind, sent.ctypes.data, len(body))
+            if size < 0:
+                self._done(connection, size)
+            room = np.empty(HEAD.size + -(-size // WORD) * WORD + MAC, np.uint8)
+            how = self._code["receive_called"](connection.at, room.ctypes.data)
+            failed = bool(connection.head()["more"])
+            self._done(connection, how)
         answer = room[HEAD.size : HEAD.size + size].tobytes()
         if failed:
             raise Refused(answer.decode(errors="replace"))
         return answer
+
+
+def shut(made: socket.socket) -> None:
+    """Close a socket so that the other end sees it, though a child of a fork may have a copy."""
+    with contextlib.suppress(OSError):
+        made.shutdown(socket.SHUT_RDWR)
+    made.close()
 
 
 def _connected(address: str, until: float) -> socket.socket:
@@ -307,9 +337,10 @@ def _connected(address: str, until: float) -> socket.socket:
     return made
 
 
-def _exactly(made: socket.socket, count: int) -> bytes:
+def _exactly(made: socket.socket, count: int, until: float) -> bytes:
     data = b""
     while len(data) < count:
+        made.settimeout(max(until - time.monotonic(), 0.001))
         some = made.recv(count - len(data))
         if not some:
             raise NoHandshake("who listens refuses this member: another secret, incarnation or version")

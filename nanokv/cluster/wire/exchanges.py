@@ -28,7 +28,6 @@ from nanokv.device.machines.own_memory import plainly
 from nanokv.device.machines.records import NO_TERMS, Terms, What, Words
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.clock import now_ns
-from nanokv.device.segment.layout import WORD
 from nanokv.device.wire.records import MOST_RECORDS, WANTED
 from nanokv.errors import PeerLost
 from nanokv.keys.hashing import Hasher
@@ -39,7 +38,9 @@ from nanokv.types import KeyDigest
 
 _OK, _MISS, _TORN, _SIZE, _FULL = (int(Status[name]) for name in ("OK", "MISS", "TORN", "SIZE", "FULL"))
 _AGAIN = (_TORN, int(Status.BUSY))
+_MOST_CLAIMED = 256 << 20  #: bytes of objects that are claimed at once, if they are more than one
 _HEADERS_SECONDS = 1.0  #: for each part of a header arena
+_ALIGN = 16  #: bytes: an element of the widest dtype
 TRIES = 16  #: how often a get begins anew because the object was replaced meanwhile
 T = TypeVar("T")
 Work = Callable[[WireClient, float], T]
@@ -63,10 +64,14 @@ class _Exchanges:
     def __init__(self, ways: Ways) -> None:
         self._ways = ways
 
-    def _exchange(self, node: Node, patience: Patience, work: Work[T], *, once: bool = False) -> tuple[T, Card]:
+    def _exchange(
+        self, node: Node, patience: Patience, work: Work[T], *, once: bool = False, avoids: bool = True
+    ) -> tuple[T, Card]:
         """What `work` answers, with a client and seconds, and the card of whom it has asked.
 
         once: another process is asked only if the first one was sent nothing.
+        avoids: who gives no answer is not asked by others for a while. Not where Python answers: it may be busy, while
+            puts and gets are answered without it.
 
         Raises:
             PeerLost: nobody answers.
@@ -82,7 +87,8 @@ class _Exchanges:
                 return work(self._ways.to(card), timeout), card
             except Unanswered as error:
                 patience.waited(begun)
-                node.avoid(card, str(error))
+                if avoids:
+                    node.avoid(card, str(error))
                 first = first or PeerLost(f"node {node.name} cannot be reached: {error}")
                 if once and not isinstance(error, Unreached):
                     break
@@ -162,7 +168,7 @@ class WireGets(_Exchanges):
         for first in range(0, len(keys), MOST_RECORDS):
             which = np.arange(first, min(first + MOST_RECORDS, len(keys)))
             wanted = np.zeros(len(which), WANTED.dtype)
-            wanted["room"], wanted["any_size"] = SMALL // len(which) // WORD * WORD, 1
+            wanted["room"], wanted["any_size"] = SMALL // len(which) // _ALIGN * _ALIGN, 1
             for _ in range(TRIES):
                 gots = self._get_some(node, keys, which, wanted, patience, take, statuses)
                 left = is_one_of(gots["status"], (*_AGAIN, _SIZE))
@@ -188,7 +194,7 @@ class WireGets(_Exchanges):
     ) -> npt.NDArray[Any]:
         """Get the objects of the keys `which` into new memory, and hand over what has come: a GOT for each."""
         wanted["key_hash"], wanted["key_check"] = keys[which, 0], keys[which, 1]
-        rooms = -(-wanted["room"] // WORD) * WORD
+        rooms = -(-wanted["room"] // _ALIGN) * _ALIGN
         starts = np.cumsum(rooms) - rooms
         block = _Block(max(int(rooms.sum()), 1))
         targets = block.address + starts
@@ -234,6 +240,7 @@ class WireGets(_Exchanges):
                 node,
                 Patience(_HEADERS_SECONDS),
                 lambda way, timeout: way.ask(Kind.HEADERS, question, timeout),  # noqa: B023
+                avoids=False,
             )
             words = np.frombuffer(answer, np.int64)
             used = int(words[0])
@@ -270,12 +277,7 @@ class WirePuts(_Exchanges):
         pulls["rank"] = -1 if rank is None else rank
         pulls["access"], pulls["group"], pulls["until"] = relative(terms, now_ns())
         kept = _describe(pulls, tensors)
-        answers = np.concatenate(
-            [
-                self._put_some(node, pulls[i : i + MOST_RECORDS], rank, patience)
-                for i in range(0, len(pulls), MOST_RECORDS)
-            ]
-        )
+        answers = np.concatenate([self._put_some(node, lot, rank, patience) for lot in _lots(pulls)])
         del kept
         return answers
 
@@ -326,6 +328,17 @@ class WirePuts(_Exchanges):
 
     def close(self) -> None:
         """See `Puts`."""
+
+
+def _lots(pulls: Records) -> Iterator[Records]:
+    """PULLs in lots of one frame each. What is claimed for a lot is WRITING until the last byte of it has come."""
+    first, nbytes = 0, 0
+    for i, size in enumerate(pulls["nbytes"].tolist()):
+        if i > first and (i - first == MOST_RECORDS or nbytes + size > _MOST_CLAIMED):
+            yield pulls[first:i]
+            first, nbytes = i, 0
+        nbytes += size
+    yield pulls[first:]
 
 
 def _describe(pulls: Records, tensors: Sequence[torch.Tensor]) -> Any:

@@ -10,6 +10,7 @@ at a time, each for some seconds, and file descriptors are left for what the pro
 """
 
 import atexit
+import contextlib
 import ctypes
 import logging
 import mmap
@@ -34,6 +35,7 @@ from nanokv.cluster.messages.counts import DropReason, ReasonCounts
 from nanokv.cluster.messages.replies import Handler, PendingReply, Reply
 from nanokv.cluster.messages.sealed import Sender, check_id
 from nanokv.cluster.wire import handshake
+from nanokv.cluster.wire.client import shut
 from nanokv.cluster.wire.handshake import HELLO_BYTES, NoHandshake
 from nanokv.device.fabric.records import PULL
 from nanokv.device.machines.native_code import wire_code
@@ -52,6 +54,7 @@ from nanokv.device.wire.records import (
     MOST_CONNECTIONS,
     MOST_EVENTS,
     OUTPUT_ROOM,
+    READING,
     ROOMS,
     SERVE,
 )
@@ -146,7 +149,7 @@ class WireServer:
         self._code.require_common()
         self._counts, self._failures = ReasonCounts(f"member {me.id}"), Seldom(_log)
         self._records = np.zeros(MOST_CONNECTIONS, CONNECTION.dtype)
-        self._records["fd"] = -1
+        self._records["fd"], self._records["hosted"] = -1, 1
         self._queue = np.zeros(MOST_CONNECTIONS, np.int64)
         self._seen = 0
         self._peers: dict[int, _Peer] = {}  # by the number of the connection
@@ -229,9 +232,10 @@ class WireServer:
         self._closing = True
         atexit.unregister(self.close)
         os.eventfd_write(self._to_host, 1)
+        if threading.current_thread() is self._threads[1]:  # a handler: its thread ends after this turn
+            return
         for thread in self._threads[::-1]:
-            if thread is not threading.current_thread():
-                thread.join()
+            thread.join()
         os.close(self._to_host)  # not by the thread, which may see that it is to end before it is woken
 
     # --- the host's thread ---
@@ -301,13 +305,17 @@ class WireServer:
             if not some:
                 raise NoHandshake("it has closed")
             who, keys, said = handshake.welcome(self._secret, self._me, stranger.hello)
+            if not self._free:
+                self._counts.add(DropReason.NO_ROOM, f"from {who.id}, beyond {MOST_CONNECTIONS} connections")
+                shut(self._forget(stranger))
+                return
             if stranger.socket.send(said) != len(said):
                 raise NoHandshake("it does not read")
         except BlockingIOError:
             return
         except (OSError, NoHandshake, UnicodeDecodeError) as error:
             self._counts.add(DropReason.STRANGER, f"{error}, from {stranger.peer}")
-            self._forget(stranger).close()
+            shut(self._forget(stranger))
         else:
             self._add(self._forget(stranger), who, keys)
 
@@ -320,7 +328,7 @@ class WireServer:
         """Close connections of strangers, the oldest first."""
         for stranger in list(self._strangers.values())[: max(count, 0)]:
             self._counts.add(DropReason.STRANGER, f"from {stranger.peer}")
-            self._forget(stranger).close()
+            shut(self._forget(stranger))
 
     def _dismiss_late(self) -> None:
         """Close those that have had their time."""
@@ -331,22 +339,18 @@ class WireServer:
     # --- connections ---
     def _add(self, made: socket.socket, who: Sender, keys: handshake.Keys) -> None:
         """Let the native thread attend to a connection."""
-        if not self._free:
-            self._counts.add(DropReason.NO_ROOM, f"from {who.id}, beyond {MOST_CONNECTIONS} connections")
-            made.close()
-            return
-        number = self._free.pop()
         rooms = mmap.mmap(-1, ROOMS, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # untouched it takes no memory
+        number = self._free.pop()
         self._peers[number] = _Peer(made, who, rooms)
         at = ctypes.addressof(ctypes.c_char.from_buffer(rooms))
-        self._records.view(np.int64).reshape(MOST_CONNECTIONS, -1)[number] = 0
-        row = self._records[number]
+        row = np.zeros(1, CONNECTION.dtype)[0]
+        row["hosted"], row["fd"] = 1, made.fileno()
         row["key_in"], row["key_out"] = (np.frombuffer(key, np.int64) for key in keys)
         row["input"], row["output"], row["pulls"] = at, at + INPUT_ROOM, at + INPUT_ROOM + OUTPUT_ROOM
-        row["since"], row["fd"] = time.monotonic_ns(), made.fileno()
+        self._records[number] = row  # it was, and is, the host's: the native thread does not look at it meanwhile
         for box in (self._box, self._mine):
             box["used"] = max(int(box["used"][0]), number + 1)
-        self._watch(made.fileno(), number, CAN_READ.value)
+        self._hand_back(number)
 
     def _watch(self, fd: int, number: int, events: int) -> None:
         """Let the native thread's epoll tell of a descriptor by a number: Python's own would tell of the descriptor."""
@@ -363,9 +367,16 @@ class WireServer:
             self._drop(number)
             return
         events = CAN_WRITE.value if row["waits"] else CAN_READ.value
+        if int(row["state"]) == READING.value:
+            peer.answer = None
         row["since"] = time.monotonic_ns() + _GRACE_NS
         row["hosted"] = 0
-        self._watch(peer.socket.fileno(), number, events)
+        try:
+            self._watch(peer.socket.fileno(), number, events)
+        except OSError as error:  # no memory for another one
+            self._counts.add(DropReason.NO_ROOM, str(error))
+            row["hosted"] = 1
+            self._drop(number)
 
     def _drop(self, number: int) -> None:
         """Let go of a connection that is the host's, and of what it had begun."""
@@ -376,7 +387,7 @@ class WireServer:
             _abandon(peer.pending)
         row = self._records[number]
         row["fd"], row["input"], row["output"], row["pulls"] = -1, 0, 0, 0
-        peer.socket.close()
+        shut(peer.socket)
         self._free.append(number)
 
     def _call(self, name: str, number: int, *more: int) -> Any:
@@ -429,9 +440,11 @@ class WireServer:
             self._answer(number, f"no handler for messages of kind {kind}".encode(), failed=True)
             return
         try:
-            self._reply(number, handler(peer.who, peer.rooms[HEAD.size : HEAD.size + nbytes]))
+            reply = handler(peer.who, peer.rooms[HEAD.size : HEAD.size + nbytes])
         except Exception as error:
             self._failed(number, error)
+        else:
+            self._reply(number, reply)
 
     def _reply(self, number: int, reply: Reply) -> None:
         if reply is None or isinstance(reply, bytes):
@@ -456,7 +469,13 @@ class WireServer:
             answer = pending.poll()
         except Exception as error:
             self._done(number)
-            self._failed(number, error)
+            if isinstance(
+                pending, _RoomSearch
+            ):  # what it had claimed is free again, and who put sees its connection end
+                _log.exception("a put of %s has failed", peer.who.id)
+                self._drop(number)
+            else:
+                self._failed(number, error)
             return
         if answer is not None:
             self._done(number)
@@ -497,14 +516,15 @@ class WireServer:
             self._done(number)
             if pending is not None and not isinstance(pending, _RoomSearch):
                 _abandon(pending)
-                self._answer(number, b"the server closed before this was done", failed=True)
+                with contextlib.suppress(OSError):
+                    self._answer(number, b"the server closed before this was done", failed=True)
         self._box["stop"] = 1
         os.eventfd_write(self._to_native, 1)
         self._threads[0].join()
         for number in list(self._peers):
             self._drop(number)
         for stranger in list(self._strangers.values()):
-            self._forget(stranger).close()
+            shut(self._forget(stranger))
         self._native.close()
         self._epoll.close()
         self._tcp.close()

@@ -47,7 +47,7 @@ class Ways:
         with self._lock:
             client = self._clients.pop(incarnation, None)
         if client is not None:
-            client.close()
+            client.leave()
 
     def close(self) -> None:
         """End all connections; who waits for an answer gets CacheClosed. Idempotent."""
