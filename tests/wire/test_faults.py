@@ -292,7 +292,7 @@ def test_who_is_silent_in_the_middle_is_given_up(serve: Serve) -> None:
 
 def test_a_recorded_hello_holds_nothing_for_long(serve: Serve, limits: Limits) -> None:
     """Who has heard a HELLO can send it again, and gets a connection; but no frame, for it has no keys."""
-    limits(wire_server, _GRACE_NS=0)
+    limits(wire_server, GRACE_NS=0)
     served = serve(patience=0.3)
     hello = Greeting(SECRET, ASKER, OWNER).hello
     with closing(socket.socket(socket.AF_UNIX)) as again:

@@ -74,7 +74,7 @@ _REST = 0.01  #: seconds, if the process has no room for another connection
 _MOST_BYTES = 1 << 40  #: of an object; what is larger than the world allows is answered TOO_LARGE
 _TURN = 0.002  #: seconds of this thread that a put without room has at a time
 _TEXT_LIMIT = 300  #: characters of an error's text
-_GRACE_NS = 5_000_000_000  #: for which nobody is silent that is handed back: till then both threads know of it
+GRACE_NS = 5_000_000_000  #: for which nobody is silent that is handed back: till then both threads know of it
 _ADD = 1  # EPOLL_CTL_ADD
 _BACKLOG = 1024
 _FULL = int(Status.FULL)
@@ -369,7 +369,7 @@ class WireServer:
         events = CAN_WRITE.value if row["waits"] else CAN_READ.value
         if int(row["state"]) == READING.value:
             peer.answer = None
-        row["since"] = time.monotonic_ns() + _GRACE_NS
+        row["since"] = time.monotonic_ns() + GRACE_NS
         row["hosted"] = 0
         try:
             self._watch(peer.socket.fileno(), number, events)
