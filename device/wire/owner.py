@@ -180,6 +180,7 @@ from nanokv.device.wire.records import (
     S_QUEUED,
     S_RANKS,
     S_REMOVALS,
+    S_SERVES,
     S_SILENT,
     S_SIZES,
     S_SPIN,
@@ -410,32 +411,30 @@ def find_all(world: World, connection: tl.int64, wanted: tl.int64, count: tl.int
                 at += of(got, G_NBYTES)
             i += 1
         fill_up(out + head, total)
-        end = head + whole_words(total)
-        nbytes = judge_all(world, connection, count, out + end)
+        end, nbytes = head + whole_words(total), count * WORD_BYTES
+        i = word(0)
+        while i < count:
+            judge(world, connection, i, out + end)
+            i += 1
         size = close_frame(connection, out, covered(head, total), nbytes, end + nbytes)
         begin_sending(connection, out, size, word(0))
 
 
 @triton.jit
-def judge_all(world: World, connection: tl.int64, count: tl.int64, at: tl.int64) -> Any:
-    """Write the statuses that count to the words at an address, after the bytes were copied. Returns their bytes."""
-    frame, gots, now = of(connection, C_INPUT), of(connection, C_OUTPUT) + HEAD_BYTES, now_ns()
-    i = word(0)
-    while i < count:
-        got, one = gots + i * GOT_BYTES, frame + HEAD_BYTES + i * WANTED_BYTES
-        status = of(got, G_STATUS)
-        owner, slot, epoch = of(got, G_RANK), of(got, G_SLOT), of(got, G_EPOCH)
+def judge(world: World, connection: tl.int64, i: tl.int64, at: tl.int64) -> None:
+    """Write the status of one object that counts, after its bytes were copied, to its word of those at an address."""
+    got = of(connection, C_OUTPUT) + HEAD_BYTES + i * GOT_BYTES
+    one = of(connection, C_INPUT) + HEAD_BYTES + i * WANTED_BYTES
+    owner, slot, epoch, status = of(got, G_RANK), of(got, G_SLOT), of(got, G_EPOCH), of(got, G_STATUS)
+    if status == OK:
+        payload = of(got, G_PAYLOAD)
+        there = segment(world, owner) + payload
+        status = verify(world, Found(owner, slot, epoch, payload, of(got, G_NBYTES)), key_at(one), there)
         if status == OK:
-            payload = of(got, G_PAYLOAD)
-            there = segment(world, owner) + payload
-            status = verify(world, Found(owner, slot, epoch, payload, of(got, G_NBYTES)), key_at(one), there)
-            if status == OK:
-                touch(world, owner, slot, epoch, now)
-        elif status == SIZE:
-            status = select(validate(world, owner, slot, epoch) == OK, word(SIZE), word(TORN))
-        store64(at + i * WORD_BYTES, status, "relaxed")
-        i += 1
-    return count * WORD_BYTES
+            touch(world, owner, slot, epoch, now_ns())
+    elif status == SIZE:
+        status = select(validate(world, owner, slot, epoch) == OK, word(SIZE), word(TORN))
+    store64(at + i * WORD_BYTES, status, "relaxed")
 
 
 # --- keys -------------------------------------------------------------------------------------
@@ -505,10 +504,9 @@ def address_of_piece(world: World, connection: tl.int64, piece: tl.int64) -> Any
 
 
 @triton.jit
-def make_end(world: World, connection: tl.int64) -> None:
-    """Validate what the kernel has taken, and make the end of a GOT: statuses, and the MAC of beginning and end."""
-    out, head, count = of(connection, C_OUTPUT), of(connection, C_HEAD), of(connection, C_COUNT)
-    nbytes = judge_all(world, connection, count, out + head)
+def make_end(connection: tl.int64) -> None:
+    """Make the end of a GOT, whose statuses are there: the MAC of its beginning and of them."""
+    out, head, nbytes = of(connection, C_OUTPUT), of(connection, C_HEAD), of(connection, C_COUNT) * WORD_BYTES
     close_frame(connection, out, head, nbytes, head + nbytes)
     put_in(connection, C_LAST, nbytes + MAC_BYTES)
 
@@ -554,17 +552,22 @@ def send_some(world: World, connection: tl.int64) -> Any:
 
 @triton.jit
 def advance(world: World, connection: tl.int64, moved: tl.int64) -> Any:
-    """Count bytes that went. True: all of the answer has gone. The end is made when all before it has gone."""
+    """Count bytes that went. True: all of the answer has gone. The end is made when all before it has gone.
+
+    An object is judged when its last byte has gone, so that no turn sums the bytes of a whole answer.
+    """
     piece, at, count = of(connection, C_PIECE), of(connection, C_AT) + moved, of(connection, C_COUNT)
     while (piece <= count) & (at >= size_of_piece(connection, piece)):
         at -= size_of_piece(connection, piece)
+        if piece > 0:
+            judge(world, connection, piece - 1, of(connection, C_OUTPUT) + of(connection, C_HEAD))
         piece += 1
     put_in(connection, C_PIECE, piece)
     put_in(connection, C_AT, at)
     done = piece > count
     if (count > 0) & done:
         if of(connection, C_LAST) == 0:
-            make_end(world, connection)
+            make_end(connection)
         done = at >= of(connection, C_LAST)
     return done
 
@@ -667,6 +670,7 @@ def take_question(world: World, box: tl.int64, connection: tl.int64) -> None:
         first = end
     right = is_authentic(connection, frame, first, word(0), end)
     right = right & ((kind == END) == (of(connection, C_OPEN) > 0))
+    right = right & ((kind == CALL) | (of(box, S_SERVES) != 0))
     if right & ((kind == PUT) | (kind == OFFER)):
         right = are_right(world, box, frame + HEAD_BYTES, count, select(kind == PUT, payload, word(-1)))
     elif right & (kind == GET):

@@ -129,6 +129,9 @@ SERVE = Record(
         Field("epoll", "<i8", "file descriptor"),
         Field("events", "<i8", "address of room for MOST_EVENTS events"),
         Field("connections", "<i8", "address of CONNECTIONs"),
+        Field(
+            "serves", "<i8", "0: there are no objects to ask for, as native code cannot reach their memory: CALL alone"
+        ),
         Field("most", "<i8", "bytes that an object may have"),
         Field("sizes", "<i8", "address of words: bytes of an element by dtype code; 0: no such code"),
         Field("calls", "<i8", "address of a CALLS record: which rank gets an object, and whether it has memory for it"),
@@ -209,7 +212,7 @@ C_ASKED, C_TIMEOUT, C_SPIN = CONNECTION.at("asked"), CONNECTION.at("timeout"), C
 C_MESSAGE, C_VECTORS = CONNECTION.at("message"), CONNECTION.at("vectors")
 
 S_EPOLL, S_EVENTS, S_CONNECTIONS = SERVE.at("epoll"), SERVE.at("events"), SERVE.at("connections")
-S_MOST, S_SIZES, S_CALLS = SERVE.at("most"), SERVE.at("sizes"), SERVE.at("calls")
+S_SERVES, S_MOST, S_SIZES, S_CALLS = SERVE.at("serves"), SERVE.at("most"), SERVE.at("sizes"), SERVE.at("calls")
 S_PATIENCE, S_SPIN, S_FUTEX, S_BELL = SERVE.at("patience"), SERVE.at("spin"), SERVE.at("futex"), SERVE.at("bell")
 S_QUEUE, S_QUEUED, S_HOST, S_ONE = SERVE.at("queue"), SERVE.at("queued"), SERVE.at("host"), SERVE.at("one")
 S_STOP, S_USED, S_RANKS, S_EVENT = SERVE.at("stop"), SERVE.at("used"), SERVE.at("ranks"), SERVE.at("event")

@@ -40,7 +40,7 @@ class Crew(contextlib.AbstractContextManager["Crew"]):
             raise
 
     def _start(self, host: Host, settings: Message) -> None:
-        options = {"node": host.name, "bind": host.address, "devices": host.device}
+        options = {"node": host.name, "bind": host.address}
         arguments = json.dumps({"registry": self._registry, "options": options} | settings)
         # -P and sys.path: nodes import what this process imports
         environment = os.environ | {
@@ -48,7 +48,6 @@ class Crew(contextlib.AbstractContextManager["Crew"]):
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
             "PYTHONFAULTHANDLER": "1",
-            "UCX_TLS": "tcp,self",  # else UCX sees that all are on one host, and takes its shared memory
         }
         with self._log(host.name).open("wb") as log:
             process = self._processes[host.name] = subprocess.Popen(

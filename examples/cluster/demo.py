@@ -149,7 +149,7 @@ def tell(layout: LabLayout, prompts: list[list[int]], tokens: int, seed: int) ->
     """The whole story. Returns the exit code."""
     for host in layout.hosts:
         print(f"  {host.name:<8} {host.address:<10} {host.device}")
-    print(f"  registry {layout.registry.partition('://')[0]}; bytes go over NIXL, by UCX over TCP", flush=True)
+    print(f"  registry {layout.registry.partition('://')[0]}; bytes go over sockets of NanoKV's own", flush=True)
     with Crew(layout, prompts=len(prompts), seed=seed) as crew, deaf_at_the_end():
         story = Story(crew, prompts, tokens)
         expected = reference(prompts, tokens, seed)
@@ -177,15 +177,9 @@ def verdict(story: Story) -> int:
 # --- what the machine lacks, and signals -------------------------------------------------------
 def lacking() -> str | None:
     """Why the demo cannot run here; None: it can."""
-    missing = [name for name in ("transformers", "zmq") if find_spec(name) is None]
+    missing = [name for name in ("transformers", "zmq", "cryptography") if find_spec(name) is None]
     if missing:
         return f"the demo needs {' and '.join(missing)}: pip install 'nanokv[cluster,demo]'"
-    from nanokv.cluster.links import LinkUnavailable, open_link
-
-    try:
-        open_link("nixl", "probe").close()
-    except LinkUnavailable as error:
-        return f"the demo needs NIXL (pip install --no-deps nixl-cu12): {error}"
     return None
 
 

@@ -117,6 +117,13 @@ class TargetChoice(StrEnum):
     SM_100 = "sm_100"
 
 
+class LinkChoice(StrEnum):
+    """How nodes exchange objects."""
+
+    WIRE = "wire"
+    NIXL = "nixl"
+
+
 class AllocChoice(StrEnum):
     """Who allocates."""
 
@@ -136,6 +143,7 @@ def check(
         bool, typer.Option("--compiled", help="The part `compiled`: PTX in every scenario, under weak memory.")
     ] = False,
     target: Annotated[TargetChoice, typer.Option(help="What compiled code is compiled for.")] = TargetChoice.SM_90,
+    link: Annotated[LinkChoice, typer.Option(help="How nodes exchange objects.")] = LinkChoice.WIRE,
     everything: Annotated[
         bool, typer.Option("--all", help="Those of the protocol and of a cluster too: model, mutants, nodes.")
     ] = False,
@@ -152,10 +160,11 @@ def check(
     if replay or mutant:
         need_greenlet()
         raise typer.Exit(_replay(replay) if replay else _mutant(mutant, seed))
-    names = parts or (_everything() if everything else [] if compiled else list(MACHINE))
+    names = parts or (_everything(link.value) if everything else [] if compiled else list(MACHINE))
     names += [COMPILED] if compiled and COMPILED not in names else []
     check_names(names)
-    options = Options(seconds, _both(heap, "local", "shm"), _both(alloc, "device", "host"), device, seed, target.value)
+    heaps, allocs = _both(heap, "local", "shm"), _both(alloc, "device", "host")
+    options = Options(seconds, heaps, allocs, device, seed, target.value, link.value)
     with _stopped_by_signals():
         try:
             with closing(run_supervised(names, options)) as events:
@@ -167,11 +176,11 @@ def check(
     raise typer.Exit(0 if held else _FAILED)
 
 
-def _everything() -> list[str]:
+def _everything(link: str) -> list[str]:
     """All parts but the long ones; those of a cluster only where it can be run, and else a line says why not."""
     from nanokv.check.nodes.run import lacking
 
-    problem = lacking()
+    problem = lacking(link)
     if problem:
         typer.echo(f"{', '.join(CLUSTER)}: left out: {problem}", err=True)
     return list(MACHINE | PROTOCOL | ({} if problem else CLUSTER))

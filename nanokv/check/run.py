@@ -23,6 +23,7 @@ class Options(NamedTuple):
     device: str  #: of the segments of a `local` heap, and of litmus kernels
     seed: int
     target: str = "sm_90"  #: what compiled code is compiled for
+    link: str = "wire"  #: how nodes exchange objects: "wire" or "nixl"
 
 
 def _threads(options: Options) -> list[Row]:
@@ -88,7 +89,7 @@ def _compiled(options: Options) -> list[Row]:
 def _nodes(options: Options) -> list[Row]:
     from nanokv.check.nodes.run import run_nodes
 
-    return run_nodes(options.seconds, options.seed)
+    return run_nodes(options.seconds, options.seed, link=options.link)
 
 
 def _soak(options: Options) -> list[Row]:

@@ -45,14 +45,15 @@ class Card:
         bases: the address of each rank's segment, as the link takes it.
         controls: the first line of each rank's control block.
         checksum: whether the world gives its objects checksums.
-        link: the name of the link.
+        link: the name of the link by which its memory can be read; "": it has none.
         metadata: the link's own card.
-        messages: where this member takes messages.
+        wire: where it takes questions, "tcp://host:port".
         events: where it publishes events.
         about: `ClusterOptions.about`.
         place: where the process runs (`place`).
         devices: the network devices of its link, as UCX names them; "": it has no such.
-        wire, local: where it exchanges objects, over TCP, and with processes of its host; "": it does not.
+        local: where it takes questions of processes of its host, "unix:name"; "": nowhere.
+        serves: whether it can be asked for its objects; else they are exchanged over the link alone.
     """
 
     node: str
@@ -64,13 +65,13 @@ class Card:
     checksum: bool
     link: str
     metadata: bytes
-    messages: str
+    wire: str
     events: str
     about: str = ""
     place: str = ""
     devices: str = ""
-    wire: str = ""
     local: str = ""
+    serves: bool = True
 
     @property
     def member(self) -> str:
@@ -133,11 +134,10 @@ class Card:
             raise ValueError("an incarnation or an address that is none")
         if not len(self.bases) == len(self.controls) == ranks or any(len(c) != LOOK_LINE for c in self.controls):
             raise ValueError(f"{len(self.bases)} segments and {len(self.controls)} lines for {ranks} ranks")
-        texts = [self.node, self.link, self.messages, self.events, self.about, self.place, self.devices]
-        texts += [self.wire, self.local]
-        if not all(isinstance(text, str) for text in texts):
+        texts = [self.node, self.link, self.wire, self.events, self.about, self.place, self.devices]
+        if not all(isinstance(text, str) for text in (*texts, self.local)) or not isinstance(self.serves, bool):
             raise ValueError("a text that is none")
-        for address in filter(None, (self.messages, self.events, self.wire)):
+        for address in (self.wire, self.events):
             host_and_port(address)
         return self
 

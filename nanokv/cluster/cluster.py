@@ -65,8 +65,8 @@ class NanoKVCluster:
     """A world, and those of other hosts, as one cache.
 
     Each object lies in one segment of one node: by default of the key's home, which all members compute from the same
-    list of nodes. A node reads the objects of others by one-sided transfers, without their processes; what it puts to
-    them they pull.
+    list of nodes. Nodes exchange objects over sockets, by native code at both ends. Over a link, for RDMA and
+    memory of GPUs, a node reads the objects of others by one-sided transfers, and what it puts to them they pull.
 
     Args:
         world: this node's world: an open cache with `alloc="device"`. It stays usable by itself. Closing it, or this,
@@ -146,7 +146,8 @@ class NanoKVCluster:
         """Counters of this rank (`NanoKVCache.stats`), and of what it did with other nodes."""
         self._check_open()
         mine = cast("dict[str, Any]", self.world.stats())
-        more = {"node": self.node, "nodes": self.nodes, "registry_away": self.registry_away}
+        ways = {node.name: self.member.way(node) for node in self.member.nodes.others()}
+        more = {"node": self.node, "nodes": self.nodes, "registry_away": self.registry_away, "ways": ways}
         return mine | more | self.member.figures.as_dict()
 
     def register(self, tensor: torch.Tensor) -> None:
@@ -261,7 +262,7 @@ class NanoKVCluster:
             return int(Status.TOO_LARGE)
         keys, member = np.array([digest], np.int64), self.member
         try:
-            answers = member.putting.put_each(node, keys, [tensor], rank, self._terms(hold), patience)
+            answers = member.puts(node).put_each(node, keys, [tensor], rank, self._terms(hold), patience)
         except PeerLost:
             member.counts.peer_lost += 1
             raise
@@ -312,13 +313,13 @@ class NanoKVCluster:
         Where it is not any more where it was known to lie, that is no answer yet.
         """
         member, patience = self.member, self._patience()
-        reading = member.reading
         member.counts.remote_gets += 1
         answer: tuple[Got | int, Node | None] = _MISS, None
 
         def read(node: Node, is_known: bool) -> bool:
             nonlocal answer
-            get = reading.get_known if is_known else reading.get
+            gets = member.gets(node)
+            get = gets.get_known if is_known else gets.get
             got = get(node, digest, patience, into)
             if isinstance(got, Got):
                 answer = got, node
@@ -356,12 +357,12 @@ class NanoKVCluster:
         if self.world.exists(key):
             return True
         digest = self._hash(key)
-        reading, patience, keys = self.member.reading, self._patience(), np.array([digest], np.int64)
+        member, patience, keys = self.member, self._patience(), np.array([digest], np.int64)
 
         def look(node: Node, is_known: bool) -> bool:
             if is_known:
-                return reading.is_known(node, digest, patience)
-            return bool(reading.find_each(node, keys, patience)[0] == _OK)
+                return member.gets(node).is_known(node, digest, patience)
+            return bool(member.gets(node).find_each(node, keys, patience)[0] == _OK)
 
         return self._ask_around(digest, look)
 
@@ -420,8 +421,8 @@ class NanoKVCluster:
         """
         asks = [(node, keys) for node in self.member.nodes.others()]
         lost, patience = None, self._patience()
-        putting = self.member.putting
-        answers = self.member.at_once.ask(asks, lambda node, keys: putting.remove_each(node, keys, patience))
+        puts = self.member.puts
+        answers = self.member.at_once.ask(asks, lambda node, keys: puts(node).remove_each(node, keys, patience))
         for answer in answers:
             if isinstance(answer, PeerLost):
                 lost = lost or answer
@@ -492,7 +493,7 @@ class NanoKVCluster:
         try:
             while len(left):
                 parts = _rows(tensors, left)
-                found = member.putting.put_each(node, keys.words[left], parts, rank, self._terms(hold), patience)
+                found = member.puts(node).put_each(node, keys.words[left], parts, rank, self._terms(hold), patience)
                 statuses[left] = found["status"]
                 left = np.flatnonzero(is_one_of(statuses, NO_ROOM))
                 if not len(left) or time.monotonic() >= deadline:
@@ -562,7 +563,7 @@ class NanoKVCluster:
         self, keys: Sequence[Key], digests: Digests, missing: Words, dsts: Any, reinterpret: bool, answers: list[Any]
     ) -> None:
         """Read what this node does not have into `answers`."""
-        reading, patience = self.member.reading, self._patience()
+        member, patience = self.member, self._patience()
         statuses = np.full(len(digests), _MISS, np.int64)
         self.member.counts.remote_gets += len(missing)
         rows = None if dsts is None else self._into_rows(dsts, reinterpret)
@@ -571,7 +572,7 @@ class NanoKVCluster:
             words = _chosen(digests, which).words
             if rows is not None:
                 what, targets = rows
-                found = reading.get_into_each(node, words, patience, targets[which], what, known=known)
+                found = member.gets(node).get_into_each(node, words, patience, targets[which], what, known=known)
                 are_rows = isinstance(dsts, torch.Tensor)
                 for i in which[found == _OK].tolist():
                     answers[i] = True if are_rows else dsts[i]
@@ -580,7 +581,7 @@ class NanoKVCluster:
             def take(some: Words, fetched: FetchedObjects) -> None:
                 self._take(keys, which[some].tolist(), fetched, dsts, reinterpret, answers)
 
-            return reading.get_each(node, words, patience, take, known=known)
+            return member.gets(node).get_each(node, words, patience, take, known=known)
 
         self._ask(digests, missing, statuses, read, patience)
         wrong = missing[~is_one_of(statuses[missing], _HARMLESS)]
@@ -694,12 +695,13 @@ class NanoKVCluster:
 
     def _find(self, digests: Digests, patience: Patience) -> Words:
         """Whether objects can be read, from this node or others: a status each. Raises as `_ask`."""
-        reading, statuses = self.member.reading, self._find_here(digests)
+        member, statuses = self.member, self._find_here(digests)
         absent = np.flatnonzero(statuses != _OK)
         if len(absent):
 
             def look(node: Node, which: Words, known: bool) -> Words:
-                find = reading.find_known_each if known else reading.find_each
+                gets = member.gets(node)
+                find = gets.find_known_each if known else gets.find_each
                 return find(node, digests.words[which], patience)
 
             self._ask(digests, absent, statuses, look, patience)
@@ -719,7 +721,7 @@ class NanoKVCluster:
         here = self._find_here(digests) == _OK
         missing = np.flatnonzero(~here)
         if len(missing):
-            reading, patience = self.member.reading, self._patience()
+            member, patience = self.member, self._patience()
             statuses = np.full(len(digests), _MISS, np.int64)
             self.member.counts.remote_gets += len(missing)
 
@@ -728,7 +730,7 @@ class NanoKVCluster:
                     for i, got in zip(which[some].tolist(), fetched.each(), strict=True):
                         here[i] = self._keep(digests[i], got)
 
-                return reading.get_each(node, digests.words[which], patience, take, known=known)
+                return member.gets(node).get_each(node, digests.words[which], patience, take, known=known)
 
             self._ask(digests, missing, statuses, read, patience)
         found: list[bool] = here.tolist()

@@ -121,7 +121,7 @@ class Events:
     Args:
         world: its poller tells of this rank's segment.
         publisher: tells the other nodes. Who made it closes it, after this.
-        reading: by which headers are read anew.
+        gets: by which the headers of a node are read anew.
         changes: told of all that is heard.
         follows: whether the events of others are wanted.
     """
@@ -133,12 +133,12 @@ class Events:
         publisher: Publisher,
         secret: bytes,
         locations: Locations,
-        reading: Gets,
+        gets: Callable[[Node], Gets],
         changes: Changes,
         *,
         follows: bool,
     ) -> None:
-        self._nodes, self._publisher, self._locations, self._reading = nodes, publisher, locations, reading
+        self._nodes, self._publisher, self._locations, self._gets = nodes, publisher, locations, gets
         self._geometry, self._changes, self._follows = world.engine.geometry, changes, follows
         self._followed: dict[str, str] = {}  # address -> member
         self._of: dict[Sender, WorldId] = {}  # members as their cards have them -> their worlds
@@ -209,7 +209,7 @@ class Events:
 
     def _read_headers(self, node: Node) -> None:
         for rank in range(node.ranks):
-            for world, first, headers in self._reading.headers(node, rank):
+            for world, first, headers in self._gets(node).headers(node, rank):
                 if world in self._doubtful:  # not before it answers: meanwhile it may have what it had
                     self._doubtful.discard(world)
                     self._locations.forget(world)

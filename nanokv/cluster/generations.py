@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from nanokv.allocation.generations import Generations
 from nanokv.cluster.at_once import AtOnce
 from nanokv.cluster.kinds import Kind
-from nanokv.cluster.messages.asker import Asker
 from nanokv.cluster.messages.replies import Refused, Unanswered
 from nanokv.cluster.nodes import Node, Nodes
 from nanokv.cluster.pull_message import BadMessage
+from nanokv.cluster.wire.ways import Ways
 from nanokv.device.segment.layout import PLACES_OF_GENERATIONS
 from nanokv.errors import CacheClosed, PeerLost
 
@@ -53,8 +53,8 @@ class GenerationTeller:
         timeout: seconds that a node has to answer.
     """
 
-    def __init__(self, mine: Generations, nodes: Nodes, asker: Asker, at_once: AtOnce, timeout: float) -> None:
-        self._mine, self._nodes, self._asker, self._at_once = mine, nodes, asker, at_once
+    def __init__(self, mine: Generations, nodes: Nodes, ways: Ways, at_once: AtOnce, timeout: float) -> None:
+        self._mine, self._nodes, self._ways, self._at_once = mine, nodes, ways, at_once
         self._timeout = timeout
         self._lock = threading.Lock()
         self._unheard: set[str] = set()
@@ -79,14 +79,7 @@ class GenerationTeller:
         why = "it has left"
         for card in node.cards:  # any member speaks for all ranks of its world
             try:
-                body = self._asker.ask(
-                    card.messages,
-                    card.member,
-                    Kind.GENERATION,
-                    message(self._mine.place, number),
-                    self._timeout,
-                    to_incarnation=card.incarnation,
-                )
+                body = self._ways.ask(card, Kind.GENERATION, message(self._mine.place, number), self._timeout)
                 return parse(body)[1]
             except (Unanswered, Refused, BadMessage) as error:
                 why = str(error)

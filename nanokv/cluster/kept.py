@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from nanokv.cluster.card import Card
 from nanokv.cluster.kinds import Kind
-from nanokv.cluster.messages.asker import Asker
 from nanokv.cluster.messages.replies import Refused, Unanswered
 from nanokv.cluster.pull_message import BadMessage
+from nanokv.cluster.wire.ways import Ways
 from nanokv.errors import CacheClosed, PeerLost
 
 _log = logging.getLogger("nanokv.cluster")
@@ -74,8 +74,8 @@ class Kept:
         members: by the incarnation of the member.
     """
 
-    def __init__(self, asker: Asker, timeout: float) -> None:
-        self._asker, self._timeout = asker, timeout
+    def __init__(self, ways: Ways, timeout: float) -> None:
+        self._ways, self._timeout = ways, timeout
         self.members: dict[int, _OfMember] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -131,16 +131,8 @@ class Kept:
         """Which questions of a member are over."""
         if known.gone is not None:
             return numbers if time.monotonic() - known.gone > _GONE else []
-        to = known.card
         try:
-            body = self._asker.ask(
-                to.messages,
-                to.member,
-                Kind.OVER,
-                numbers_message(numbers),
-                self._timeout,
-                to_incarnation=to.incarnation,
-            )
+            body = self._ways.ask(known.card, Kind.OVER, numbers_message(numbers), self._timeout)
         except (Unanswered, Refused, CacheClosed) as error:
             _log.debug("whether puts are over is asked again: %s", error)
             return []

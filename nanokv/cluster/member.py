@@ -1,11 +1,12 @@
 """The parts of one member of a cluster, joined: what a `NanoKVCluster` works with, and what the project takes from it.
 
     membership       who is in the cluster, by the registry
-    link             moves bytes between processes
-    staging, shared_staging  registered memory: what is read from others comes there, and what others read lies there
-    nodes            the other nodes, and the way to each
-    asker, server    put questions, and answer them
-    reading, putting, puller    gets from other nodes, puts to them, and their puts to this one
+    nodes            the other nodes
+    gets, puts       gets from a node, and puts to it: over the wire, or over the link
+    ways, server     the wire: questions to others, and their answers
+    link             moves bytes between processes: `NoLink` where objects go over the wire alone
+    link_gets, link_puts, puller    over the link: gets from nodes, puts to them, and their puts to this one
+    staging, shared_staging  registered memory: what is read by the link comes there, and what others read lies there
     publisher, events, changes, uses, generations                    what members tell each other
     locations, registered, at_once, counts, figures, segments        what these use
 
@@ -32,16 +33,14 @@ from nanokv.cluster.events import Events
 from nanokv.cluster.generations import GenerationTeller
 from nanokv.cluster.links import open_link
 from nanokv.cluster.links.base import Link
+from nanokv.cluster.links.none import NoLink
 from nanokv.cluster.locations import Locations
 from nanokv.cluster.membership import open_membership
-from nanokv.cluster.messages.asker import Asker
 from nanokv.cluster.messages.counts import DropReason
 from nanokv.cluster.messages.feed import Publisher
 from nanokv.cluster.messages.ports import at_first_free
-from nanokv.cluster.messages.replies import Handler
 from nanokv.cluster.messages.sealed import Reason, Sender
-from nanokv.cluster.messages.server import Server
-from nanokv.cluster.nodes import Nodes
+from nanokv.cluster.nodes import Node, Nodes
 from nanokv.cluster.offering import RegisteredMemory
 from nanokv.cluster.options import ClusterOptions
 from nanokv.cluster.pulling import Puller
@@ -65,7 +64,7 @@ from nanokv.types import Key, KeyDigest
 
 # --- what a member counts of its part in the cluster, as `NanoKVCluster.stats` and `nanokv stats` show it ---
 class MessagePart(Protocol):
-    """A server, an asker, or a follower of events."""
+    """A server, or a follower of events."""
 
     @property
     def counts(self) -> Mapping[StrEnum, int]:
@@ -78,15 +77,15 @@ class Figures:
 
     Args:
         counts: what it has done with other nodes.
-        staging: its reads; puller: the puts of others over a link; putting: its own.
+        staging: its reads by a link; puller: the puts of others over it; puts: its own over it. None: it has no link.
     """
 
     def __init__(
-        self, counts: MemberCounts, staging: Staging, puller: Puller | None, putting: Puts, nodes: Nodes
+        self, counts: MemberCounts, staging: Staging, puller: Puller | None, puts: RemotePuts | None, nodes: Nodes
     ) -> None:
-        self._counts, self._staging, self._puller, self._putting, self._nodes = counts, staging, puller, putting, nodes
+        self._counts, self._staging, self._puller, self._puts, self._nodes = counts, staging, puller, puts, nodes
         self._counting: list[MessagePart] = []
-        self.of_wire: Callable[[], dict[str, int]] = dict  #: `WireServer.figures`, if there is one
+        self.of_wire: Callable[[], dict[str, int]] = dict  #: `WireServer.figures`, once there is one
 
     def follow(self, *counting: MessagePart) -> None:
         """Show what these count too."""
@@ -97,8 +96,8 @@ class Figures:
         late = {
             "late_reads": self._staging.late,
             "late_pulls": 0 if self._puller is None else self._puller.late,
-            "late_puts": self._putting.late,
-            "late_put_bytes": self._putting.kept_bytes,
+            "late_puts": 0 if self._puts is None else self._puts.late,
+            "late_put_bytes": 0 if self._puts is None else self._puts.kept_bytes,
             "members_refused": self._nodes.refused,
         }
         found = {"messages_refused": 0, "messages_dropped": 0}
@@ -180,73 +179,86 @@ class Member:
         self._secret = options.secret or self.membership.secret()
 
     def _open_link(self) -> None:
-        options = self._options
-        self.link = open_link(options.link, f"{self.name}.{secrets.token_hex(4)}", **options.link_options())
+        options, heap = self._options, self._world.engine.heap
+        self._served = _served(self._world)
+        link = options.link
+        if link == "auto":
+            link = "nixl" if self._served is None else "wire"
+        if link == "wire" and self._served is None:
+            raise LinkUnavailable(
+                "link='wire' serves segments in host memory, on a system with futexes, and this world's are of another "
+                "kind: take link='nixl'"
+            )
+        self.link: Link = NoLink()
+        if link != "wire":
+            self.link = open_link(link, f"{self.name}.{secrets.token_hex(4)}", **options.link_options(link))
         self._working.callback(self.link.close)
         #: keeps the memory mapped as long as other nodes may read it
-        self.segments = _readable_segments(self._world.engine.heap, self.link)
+        self.segments = _readable_segments(heap, self.link)
         self.shared_staging = Staging(self.link, shared=True)
         self._memory.callback(self.shared_staging.close)
         self.staging = Staging(self.link)
         self._memory.callback(self.staging.close)
         self.registered = RegisteredMemory(self.link)
-        self.nodes = Nodes(options.node, self.link, self._secret, self.incarnation, place.here())
+        serves = self._served is not None
+        self.nodes = Nodes(options.node, self.link, self._secret, self.incarnation, serves, place.here())
         self._working.callback(self.nodes.close)
-        self.asker = Asker(self.name, self.incarnation, self._secret)
-        self._working.callback(self.asker.close)
         self.ways = Ways(self._secret, Sender(self.name, self.incarnation), place.here())
         self._working.callback(self.ways.close)
 
     def _make_transfers(self) -> None:
-        link, timeout = self.link, self._options.timeout
+        engine, timeout, ways = self._world.engine, self._options.timeout, self.ways
         self.locations, self.counts = Locations(self._options.locations), MemberCounts()
-        self.reading: Gets
-        self.putting: Puts
-        if self._options.link == "wire":
-            hasher, ways = self._world.engine.hasher, self.ways
-            self.reading = WireGets(ways, self.counts, hasher)
-            self.putting = WirePuts(ways, self.locations, hasher)
-        else:
-            reading = RemoteGets(link, rounds_over(link), self.staging, self.locations, self.counts, timeout)
-            self.reading = reading
-            self.putting = RemotePuts(
-                link, self.asker, reading, self.shared_staging, self.registered, self.locations, timeout
-            )
-        self.ends.callback(self.putting.close)
-
-    def _serve_others(self) -> None:
-        world, engine = self._world, self._world.engine
+        self._wire_gets = WireGets(ways, self.counts, engine.hasher)
+        self._wire_puts = WirePuts(ways, self.locations, engine.hasher)
+        self.link_gets: RemoteGets | None = None
+        self.link_puts: RemotePuts | None = None
         self.puller: Puller | None = None
-        if self._options.link != "wire":
+        if self.link.name:
+            rounds = rounds_over(self.link)
+            self.link_gets = RemoteGets(self.link, rounds, self.staging, self.locations, self.counts, timeout)
+            self.link_puts = RemotePuts(
+                self.link, ways, self._wire_puts, self.shared_staging, self.registered, self.locations, timeout
+            )
+            self.ends.callback(self.link_puts.close)
             self.puller = Puller(engine.machine, engine.allocation, self.link, self.staging, engine.heap.wake)
             self._working.callback(self.puller.close)
-        self.figures = figures = Figures(self.counts, self.staging, self.puller, self.putting, self.nodes)
-        handlers = Handlers(world, self.puller, lambda: {**world.stats(), **figures.as_dict()}).handlers()
-        who = self.name, self.incarnation, self._secret
-        bind, ports = self._options.bind, self._options.port_range()
-        self.server = at_first_free(ports, lambda port: Server(*who, handlers, bind=bind, port=port))
-        self._working.callback(self.server.close)
-        self.wire: WireServer | None = None
-        if self._options.link == "wire":
-            self.wire = at_first_free(ports, partial(self._wire_at, handlers))
-            self._working.callback(self.wire.close)
-            figures.of_wire = lambda: {} if self.wire is None else self.wire.figures
-        self.uses = Uses(self.nodes, self.asker)
-        self._working.callback(self.uses.close)
-        if isinstance(self.reading, RemoteGets):  # over the wire the owner sees each read
-            self.reading.note_use, self.reading.note_uses = self.uses.note, self.uses.note_each
 
-    def _wire_at(self, handlers: Mapping[int, Handler], port: int) -> WireServer:
-        """The server of the wire, at a port. Raises LinkUnavailable where it cannot serve this world."""
-        engine, options = self._world.engine, self._options
-        allocation, machine = engine.allocation, engine.machine
-        if not isinstance(machine, NativeMachine) or not isinstance(allocation, ProducerAllocation):
-            raise LinkUnavailable("link='wire' serves segments in host memory, not those of GPUs: take link='nixl'")
-        if engine.heap.world_bell() is None:
-            raise LinkUnavailable("link='wire' needs the system call futex, which this system does not have")
-        served = World(engine.heap, machine.table_address, allocation, Routing(engine.heap, machine, allocation))
-        me = Sender(self.name, self.incarnation)
-        return WireServer(served, me, self._secret, handlers, bind=options.bind, port=port, patience=options.timeout)
+    def gets(self, node: Node) -> Gets:
+        """What gets objects from a node."""
+        return self.link_gets if self.link_gets is not None and node.by_link else self._wire_gets
+
+    def puts(self, node: Node) -> Puts:
+        """What puts objects to a node, and removes them there."""
+        return self.link_puts if self.link_puts is not None and node.by_link else self._wire_puts
+
+    def way(self, node: Node) -> str:
+        """How objects of a node are reached: "nixl", "wire: tcp://host:port", ...; "wire": by nothing yet."""
+        if self.link_gets is not None and node.by_link:
+            return self.link.name
+        found = next(filter(None, (self.ways.way(card) for card in node.cards)), "")
+        return f"wire: {found}" if found else "wire"
+
+    def _serve_others(self) -> None:
+        world, options = self._world, self._options
+        self.figures = figures = Figures(self.counts, self.staging, self.puller, self.link_puts, self.nodes)
+        handlers = Handlers(world, self.puller, lambda: {**world.stats(), **figures.as_dict()}).handlers()
+        serve_at = partial(
+            WireServer,
+            self._served,
+            Sender(self.name, self.incarnation),
+            self._secret,
+            handlers,
+            bind=options.bind,
+            patience=options.timeout,
+        )
+        self.server = at_first_free(options.port_range(), lambda port: serve_at(port=port))
+        self._working.callback(self.server.close)
+        figures.of_wire = lambda: self.server.figures
+        if self.link_gets is not None:  # over the wire the owner sees each read
+            self.uses = Uses(self.nodes, self.ways)
+            self._working.callback(self.uses.close)
+            self.link_gets.note_use, self.link_gets.note_uses = self.uses.note, self.uses.note_each
 
     def _follow_events(self) -> None:
         options = self._options
@@ -260,21 +272,21 @@ class Member:
             self.publisher,
             self._secret,
             self.locations,
-            self.reading,
+            self.gets,
             self.changes,
             follows=options.locations > 0,
         )
         self._working.callback(self.events.close)
-        self.figures.follow(self.asker, self.server, self.events, *filter(None, [self.wire]))
+        self.figures.follow(self.server, self.events)
         self.at_once = AtOnce()
         self._working.callback(self.at_once.close)
         mine = self._world.engine.generations()
-        self.generations = GenerationTeller(mine, self.nodes, self.asker, self.at_once, options.timeout)
+        self.generations = GenerationTeller(mine, self.nodes, self.ways, self.at_once, options.timeout)
         self.ends.callback(self.generations.close)
 
     def _join(self) -> None:
         nodes, membership = self.nodes, self.membership
-        nodes.changed = _notice(nodes, self.changes, self.events, self.putting, self.puller, self.asker)
+        nodes.changed = _notice(nodes, self.changes, self.events, self.ways, self.link_puts, self.puller)
         membership.join(self.name, self._card().sealed(self._secret))
         nodes.update(membership.members())
         membership.listen(lambda members: nodes.update(members, membership.lapses))
@@ -296,22 +308,34 @@ class Member:
             options.advertised(self.publisher.address),
             options.about,
             place.here(),
-            options.device_names(),
-            "" if self.wire is None else options.advertised(self.wire.address),
-            "" if self.wire is None else self.wire.local,
+            options.device_names(self.link.name),
+            self.server.local,
+            self._served is not None,
         )
 
 
+def _served(world: NanoKVCache) -> World | None:
+    """What the wire serves of a world; None: native code cannot write to its segments, or nobody can be woken."""
+    engine = world.engine
+    allocation, machine = engine.allocation, engine.machine
+    if not isinstance(machine, NativeMachine) or not isinstance(allocation, ProducerAllocation):
+        return None
+    if engine.heap.world_bell() is None:
+        return None
+    return World(engine.heap, machine.table_address, allocation, Routing(engine.heap, machine, allocation))
+
+
 def _notice(
-    nodes: Nodes, changes: Changes, events: Events, putting: Puts, puller: Puller | None, asker: Asker
+    nodes: Nodes, changes: Changes, events: Events, ways: Ways, puts: RemotePuts | None, puller: Puller | None
 ) -> Callable[[], None]:
     """What is done whenever the members may be others."""
 
     def gone(card: Card) -> None:
-        putting.forget(card.incarnation)
+        ways.forget(card.incarnation)
+        if puts is not None:
+            puts.forget(card.incarnation)
         if puller is not None:
             puller.left(card.member, card.incarnation)
-        asker.forget(card.messages)
 
     departures = Departures(nodes, gone)
 

@@ -1,4 +1,8 @@
-"""The nodes of a cluster as this process knows them: from the cards of the registry, and from what the link says."""
+"""The nodes of a cluster as this process knows them: from the cards of the registry, and from what the link says.
+
+Objects of a node go over the link if both have the same one, and over the wire otherwise. So each can reach the other,
+or neither: that is so for all pairs, else members would compute different homes of a key.
+"""
 
 import itertools
 import logging
@@ -28,6 +32,8 @@ class Node:
 
     Attributes:
         number: that no other node has.
+        by_link: whether its objects go over the link, and not over the wire.
+        serves: whether all of its members can be asked for objects over the wire.
 
     Args:
         far: why no process of this host can reach a member, in the words of `place`; "": it may.
@@ -39,6 +45,7 @@ class Node:
         self._lock = threading.Lock()
         self._cards: dict[int, Card] = {}
         self._reached: tuple[Card, RemoteWorld] | None = None
+        self.by_link, self.serves = False, True
         self._lost: dict[int, tuple[float, str]] = {}  # by incarnation: until when it is avoided, and why
 
     @property
@@ -68,11 +75,16 @@ class Node:
         """How many ranks its world has. Raises as `geometry`."""
         return self.geometry.world_size
 
+    def _has_link(self, card: Card) -> bool:
+        return bool(self._link.name) and card.link == self._link.name
+
     def update(self, cards: Mapping[int, Card]) -> None:
         """Take the cards of all members, by rank."""
         with self._lock:
             gone = self._reached is not None and self._reached[0] not in cards.values()
             self._cards = dict(cards)
+            self.by_link = any(map(self._has_link, cards.values()))
+            self.serves = all(card.serves for card in cards.values())
             if gone:
                 self._let_go()
 
@@ -124,7 +136,7 @@ class Node:
 
     def _reach(self) -> tuple[Card, RemoteWorld]:
         why = "it has left"
-        for card in self.cards:
+        for card in filter(self._has_link, self.cards):
             if far := self._far(card):
                 why = far
                 continue
@@ -170,6 +182,7 @@ class Nodes:
         link: the link to the others.
         secret: of the cluster.
         joined: this member's incarnation.
+        serves: whether this member can be asked for its objects over the wire.
         place: of this process (`place.here`); "": it is not known, and nobody is taken to be far.
 
     Attributes:
@@ -179,8 +192,8 @@ class Nodes:
             looks too.
     """
 
-    def __init__(self, here: str, link: Link, secret: bytes, joined: int, place: str = "") -> None:
-        self.here, self._joined, self._lapses, self._place = here, joined, 0, place
+    def __init__(self, here: str, link: Link, secret: bytes, joined: int, serves: bool, place: str = "") -> None:
+        self.here, self._joined, self._lapses, self._serves, self._place = here, joined, 0, serves, place
         self._left: set[str] = set()  # names of nodes that have left
         self._back: dict[str, int] = {}  # by name: when a node came back, in ns
         self._link, self._secret = link, secret
@@ -246,8 +259,12 @@ class Nodes:
             card = Card.opened(sealed, self._secret)
             if card.member != member:
                 raise CardRefused(f"the card is that of {card.member}")
-            if card.link != self._link.name:
-                raise CardRefused(f"its link is {card.link}, this member's {self._link.name}")
+            if not (card.serves and self._serves) and card.link != self._link.name:
+                where = "its segments lie" if not card.serves else "this member's segments lie"
+                raise CardRefused(
+                    f"{where} in memory of a GPU, where the wire does not reach; its link is {card.link or 'none'}, "
+                    f"this member's {self._link.name or 'none'}: give both the same link, such as link='nixl'"
+                )
             return card
         except CardRefused as error:
             if (member, str(error)) not in self._refused:

@@ -7,12 +7,14 @@ import time
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from nanokv.cluster import place
 from nanokv.cluster.card import Card, CardRefused
 from nanokv.cluster.kinds import Kind
 from nanokv.cluster.membership import open_membership
-from nanokv.cluster.messages.asker import Asker
 from nanokv.cluster.messages.replies import Refused, Unanswered
+from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.options import SECRET_VARIABLE
+from nanokv.cluster.wire.ways import Ways
 
 _FIRST_LOOK = 1.0  #: seconds to wait for members of a registry that has shown none yet
 
@@ -42,7 +44,7 @@ class Observer:
         try:
             given = os.environ.get(SECRET_VARIABLE)
             self._secret = given.encode() if given else self._membership.secret()
-            self._asker = Asker(f"observer-{secrets.token_hex(4)}", time.time_ns(), self._secret)
+            self._ways = Ways(self._secret, Sender(f"observer-{secrets.token_hex(4)}", time.time_ns()), place.here())
         except BaseException:
             self._membership.close()
             raise
@@ -63,10 +65,7 @@ class Observer:
     def ask(self, card: Card, kind: Kind, body: bytes = b"") -> dict[str, Any] | str:
         """What a member answers, or why it does not."""
         try:
-            answer = self._asker.ask(
-                card.messages, card.member, kind, body, self._timeout, to_incarnation=card.incarnation
-            )
-            found: dict[str, Any] = json.loads(answer)
+            found: dict[str, Any] = json.loads(self._ways.ask(card, kind, body, self._timeout))
             return found
         except Unanswered:
             return "no answer"
@@ -75,7 +74,7 @@ class Observer:
 
     def close(self) -> None:
         """End connections and threads. Idempotent."""
-        self._asker.close()
+        self._ways.close()
         self._membership.close()
 
     def __enter__(self) -> Self:

@@ -30,6 +30,12 @@ def storable(tensors: Tensors) -> tuple[Tensors, Words]:
     return plain, np.array([what_of(tensor.dtype, tensor.shape).nbytes for tensor in plain], np.int64)
 
 
+def are_few(tensors: Tensors) -> bool:
+    """Whether plain tensors are few, and have few bytes: they travel in the question."""
+    nbytes = tensors.nbytes if isinstance(tensors, torch.Tensor) else sum(tensor.nbytes for tensor in tensors)
+    return len(tensors) <= MOST_PULLS and nbytes <= MOST_BROUGHT
+
+
 class RegisteredMemory:
     """Memory of the caller that other nodes may read: an engine's cache. Its objects are not copied before a put."""
 
@@ -59,12 +65,12 @@ class Offers:
     @staticmethod
     def bring(pulls: Records, tensors: Sequence[torch.Tensor]) -> bytes:
         """The bytes of plain tensors for the question, if they are few; else b"", and the PULLs stay as they were."""
+        if not are_few(tensors):
+            return b""
         if isinstance(tensors, torch.Tensor):
             sizes = np.full(len(tensors), tensors.nbytes // max(len(tensors), 1), np.int64)
         else:
             sizes = np.array([tensor.nbytes for tensor in tensors], np.int64)
-        if len(pulls) > MOST_PULLS or sizes.sum() > MOST_BROUGHT:
-            return b""
         pulls["nbytes"], pulls["source"] = sizes, np.cumsum(sizes) - sizes
         if isinstance(tensors, torch.Tensor):
             pulls["what"] = descriptor_of(tensors.dtype, tensors.shape[1:])[1]

@@ -11,6 +11,7 @@ from nanokv.arguments import WORDS, check_options, is_a, one_of, option, positiv
 from nanokv.cluster.links import KINDS
 from nanokv.errors import InvalidArgument
 
+WAYS = ("auto", "wire", *KINDS)  #: how members exchange objects: see `ClusterOptions.link`
 SECRET_VARIABLE = "NANOKV_CLUSTER_SECRET"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
 _LOOPBACK = "lo"
@@ -37,12 +38,14 @@ class ClusterOptions:
             Default: the name of the host, and that of the world if it has one.
         secret: at least 16 bytes that all members know; the variable NANOKV_CLUSTER_SECRET, as text. Default: one that
             lies in the registry, so whoever may read the registry is trusted.
-        link: what moves bytes: "nixl"; "mooncake"; or "wire", sockets of NanoKV's own, for segments in host memory.
+        link: what moves objects. "wire": sockets of NanoKV's own, for segments in host memory. "nixl" or "mooncake":
+            one-sided reads by that library, for RDMA and for memory of GPUs; nodes without it are reached by the wire.
+            "auto": the wire, if this world's segments lie in host memory; else "nixl".
         devices: the network device that the link "nixl" uses, as UCX_NET_DEVICES: "lo", "eth0", "mlx5_0:1", or "all".
             The variable UCX_NET_DEVICES goes before it, and may name several.
-        ports: the range of ports at which this member listens, such as "40000-40999": messages, events, and two of the
-            link "nixl", or one of "wire". Default: any that are free.
-        bind: the interface or address at which this member takes messages. "0.0.0.0" is all, and only if given.
+        ports: the range of ports at which this member listens, such as "40000-40999": questions, events, and two of the
+            link "nixl". Default: any that are free.
+        bind: the interface or address at which this member takes questions. "0.0.0.0" is all, and only if given.
         advertise: the host name or address by which the others reach it. Default: `bind`; needed if that is all.
         timeout: seconds that a node has for each round of a get, and for a put, beside the time for its bytes.
         lost: what a read answers if a node that may have the object cannot be reached, and no other one has it: "raise"
@@ -59,7 +62,7 @@ class ClusterOptions:
 
     node: str = option(is_a(str, "1 to 48 letters, digits, `_` and `-`", _NAME.fullmatch), "")
     secret: bytes = option(_SECRET, b"", shown=False)
-    link: str = option(one_of(KINDS), "nixl")
+    link: str = option(one_of(WAYS), "auto")
     devices: str = option(WORDS, _LOOPBACK)
     bind: str = option(WORDS, "127.0.0.1")
     advertise: str = option(is_a(str, "a host name or an address", _HOST.fullmatch), "")
@@ -79,10 +82,10 @@ class ClusterOptions:
             )
         if self.bind in _ALL and not self.advertise:
             raise InvalidArgument(f"with bind={self.bind!r} advertise must say how other hosts reach this one")
-        if self.link != "nixl" and self.devices != _LOOPBACK:
+        if self.link in ("wire", "mooncake") and self.devices != _LOOPBACK:
             raise InvalidArgument(f"devices are for the link nixl, not {self.link}")
         if self.link == "mooncake" and self.ports:
-            raise InvalidArgument("ports are for the links nixl and wire, not mooncake")
+            raise InvalidArgument("the link mooncake takes ports of its own choice: ports cannot be given")
 
     def port_range(self) -> Sequence[int]:
         """The ports that this member may listen at; 0: any that is free."""
@@ -91,17 +94,15 @@ class ClusterOptions:
         first, last = map(int, self.ports.split("-"))
         return range(first, last + 1)
 
-    def link_options(self) -> dict[str, str]:
-        """What the class of the link is given."""
-        if self.link == "wire":
-            return {}
-        if self.link == "mooncake":
+    def link_options(self, link: str) -> dict[str, str]:
+        """What the class of a link is given."""
+        if link == "mooncake":
             return {"host": self.advertise or self.bind}
         return {"devices": self.devices, "ports": self.ports}
 
-    def device_names(self) -> str:
-        """The network devices of the link, as UCX takes them; "" for another link."""
-        return os.environ.get("UCX_NET_DEVICES", self.devices) if self.link == "nixl" else ""
+    def device_names(self, link: str) -> str:
+        """The network devices of a link, as UCX takes them; "": it has no such."""
+        return os.environ.get("UCX_NET_DEVICES", self.devices) if link == "nixl" else ""
 
     def advertised(self, address: str) -> str:
         """An address of this member, as the others need it: "tcp://host:port"."""

@@ -31,13 +31,13 @@ def why_unreachable(card: Card, place: str) -> str:
     if not card.place or not place or card.place == place:
         return ""
     wrong = [
-        *(["bind"] if is_loopback(card.messages) else []),
+        *(["bind"] if is_loopback(card.wire) else []),
         *(["devices"] if card.devices == LOOPBACK_DEVICE else []),
     ]
     if not wrong:
         return ""
     return (
-        f"it runs on another host (or in another network namespace), and listens at loopback, {card.messages}, "
+        f"it runs on another host (or in another network namespace), and listens at loopback, {card.wire}, "
         f"devices={card.devices!r}: start it with bind= an address of its host, or bind='0.0.0.0' and advertise= its "
         "name, and with devices= its network device, or 'all'"
     )

@@ -20,8 +20,8 @@ Records = npt.NDArray[Any]
 
 NEEDS_CARD = b"card"
 _STATUSES = tuple(map(int, Status))
-MOST_PULLS = 4096  #: of one message
-MOST_BROUGHT = 64 * 1024  #: bytes of objects in one message
+MOST_PULLS = 256  #: of one message
+MOST_BROUGHT = 60 * 1024  #: bytes of objects in one message: with so many PULLs they are a message of the wire
 HEAD = Record(
     "PullHead",
     8,

@@ -48,7 +48,7 @@ Step = Callable[[], bytes | None]
 
 
 class Pull:
-    """One question under way: a `Pending` of the server of messages.
+    """One question under way: a `PendingReply`.
 
     What finds no room is begun again when the others are committed, and may be evicted. The server's thread does this
     in small steps, between which it takes other messages: a full node has time for everybody.

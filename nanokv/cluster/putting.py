@@ -1,8 +1,9 @@
 """Puts to other nodes: the producer offers its bytes, and the node's member pulls them (`pulling`).
 
-The bytes must not change while the member reads them. So each question has a ticket, a word that the member reads after
-the bytes: it is the question's number as long as the caller waits, and is cleared before the caller goes on. Few bytes
-travel in the question itself, which nobody changes.
+For memory of GPUs, and networks where one-sided reads are faster than a socket. The bytes must not change while the
+member reads them. So each question has a ticket, a word that the member reads after the bytes: it is the question's
+number as long as the caller waits, and is cleared before the caller goes on. Few bytes, and removals, go over the wire
+where the node serves its objects there; else few bytes travel in the question itself, which nobody changes.
 """
 
 import contextlib
@@ -20,16 +21,16 @@ from nanokv.cluster.kept import Kept
 from nanokv.cluster.kinds import Kind
 from nanokv.cluster.links.base import Link
 from nanokv.cluster.locations import Locations
-from nanokv.cluster.messages.asker import Asker
 from nanokv.cluster.messages.replies import Refused, Unanswered
 from nanokv.cluster.nodes import Node
-from nanokv.cluster.offering import Offers, RegisteredMemory
+from nanokv.cluster.offering import Offers, RegisteredMemory, are_few
 from nanokv.cluster.patience import Patience
 from nanokv.cluster.pull_message import MOST_PULLS, NEEDS_CARD, BadMessage, Question, Records, answered
-from nanokv.cluster.reading import RemoteGets
 from nanokv.cluster.relative_terms import relative
 from nanokv.cluster.removal_message import MOST_REMOVED, removed
 from nanokv.cluster.staging import Staging
+from nanokv.cluster.wire.exchanges import WirePuts
+from nanokv.cluster.wire.ways import Ways
 from nanokv.device.fabric.records import LOOK_LINE, PULL
 from nanokv.device.machines.own_memory import plainly
 from nanokv.device.machines.records import Terms, Words
@@ -56,15 +57,14 @@ class RemotePuts:
     def __init__(
         self,
         link: Link,
-        asker: Asker,
-        reading: RemoteGets,
+        ways: Ways,
+        wire: WirePuts,
         staging: Staging,
         registered: RegisteredMemory,
         locations: Locations,
         timeout: float,
     ) -> None:
-        self._reading, self._locations = reading, locations
-        self._link, self._asker = link, asker
+        self._link, self._ways, self._wire, self._locations = link, ways, wire, locations
         self._offers = Offers(registered, staging)
         self._tickets_room = staging.room(_TICKETS * LOOK_LINE)
         self._tickets = self._tickets_room.view(_TICKETS * LOOK_LINE).view(np.uint64)
@@ -73,7 +73,7 @@ class RemotePuts:
         self._lines = list(range(_TICKETS))
         self._numbers = itertools.count(1)
         self.told: dict[int, bytes] = {}  #: by incarnation of a member: the card of the link that it has
-        self.kept = Kept(asker, timeout)
+        self.kept = Kept(ways, timeout)
         self._unanswered = self.kept.members
 
     def put_each(
@@ -90,6 +90,8 @@ class RemotePuts:
         Raises:
             PeerLost: the node did not answer. What was put is not known.
         """
+        if node.serves and are_few(tensors):
+            return self._wire.put_each(node, keys, tensors, rank, terms, patience)
         pulls = np.zeros(len(keys), PULL.dtype)
         pulls["key_hash"], pulls["key_check"] = keys[:, 0], keys[:, 1]
         pulls["rank"] = -1 if rank is None else rank
@@ -116,6 +118,8 @@ class RemotePuts:
 
     def remove_each(self, node: Node, keys: Words, patience: Patience) -> Words:
         """See `Puts`."""
+        if node.serves:
+            return self._wire.remove_each(node, keys, patience)
         parts = (keys[i : i + MOST_REMOVED] for i in range(0, len(keys), MOST_REMOVED))
         return np.concatenate([self._remove_some(node, part, patience) for part in parts])
 
@@ -123,15 +127,7 @@ class RemotePuts:
         """Remove as `remove_each` does, as many keys as one message has."""
         to, timeout, begun = node.member(), patience.left(node.name), time.monotonic()
         try:
-            body = self._asker.ask(
-                to.messages,
-                to.member,
-                Kind.REMOVE,
-                np.ascontiguousarray(keys).tobytes(),
-                timeout,
-                to_incarnation=to.incarnation,
-                meanwhile=lambda: self._reading.probe(node),
-            )
+            body = self._ways.ask(to, Kind.REMOVE, np.ascontiguousarray(keys).tobytes(), timeout)
             return removed(body, len(keys))
         except Unanswered as error:
             patience.waited(begun)
@@ -156,16 +152,14 @@ class RemotePuts:
                 question = Question(pulls, b"" if told else card, ticket, number, timeout)
                 try:
                     found = self._answer(node, to, question)
-                except (PeerLost, Unanswered, Refused, BadMessage):  # it may be reading, now or later
+                except (Unanswered, Refused, BadMessage):  # it may be reading, now or later
                     self.kept.add(to, number, int(pulls["nbytes"].sum()), kept)
                     raise
-        except PeerLost:
+        except (Unanswered, Refused, BadMessage) as error:
             self.told.pop(to.incarnation, None)
-            raise
-        except Unanswered as error:
-            patience.waited(begun)
-            raise PeerLost(f"node {node.name} did not answer: {error}") from None
-        except (Refused, BadMessage) as error:
+            if isinstance(error, Unanswered):
+                patience.waited(begun)
+                raise PeerLost(f"node {node.name} did not answer: {error}") from None
             raise PeerLost(f"node {node.name} could not take the objects: {error}") from None
         except _CardForgotten:
             self.told.pop(to.incarnation, None)
@@ -194,18 +188,10 @@ class RemotePuts:
         """Ask a member of a node: PULLED [n].
 
         Raises:
-            PeerLost: the node cannot be read from either. Unanswered, Refused: see `Asker.ask`.
+            Unanswered, Refused: see `WireClient.ask`.
             _CardForgotten: the member asks for the card. It has begun nothing.
         """
-        body = self._asker.ask(
-            to.messages,
-            to.member,
-            Kind.PULL,
-            question.packed(),
-            question.timeout,
-            to_incarnation=to.incarnation,
-            meanwhile=lambda: self._reading.probe(node),
-        )
+        body = self._ways.ask(to, Kind.PULL, question.packed(), question.timeout)
         if body == NEEDS_CARD:
             raise _CardForgotten
         found = answered(body, len(question.pulls))
@@ -219,11 +205,11 @@ class RemotePuts:
 
     @property
     def kept_bytes(self) -> int:
-        """See `Puts`."""
+        """Bytes that are kept for them."""
         return self.kept.nbytes
 
     def close(self) -> None:
-        """See `Puts`."""
+        """Ask nobody any more whether it still reads. Idempotent."""
         self.kept.close()
 
     def forget(self, incarnation: int) -> None:

@@ -30,9 +30,8 @@ from nanokv.device.segment.layout import EPOCH_MASK, EPOCH_SHIFT, HEAP_CTL, MAX_
 from nanokv.errors import PeerLost
 from nanokv.types import KeyDigest
 
-# --- transfers from one node at a time: passes of rounds, single copies, and a look whether it is there ---
+# --- transfers from one node at a time: passes of rounds, and single copies ---
 # What is given up may go on: its memory is kept, and no other read uses it (`staging`).
-_PROBE = 0.05  #: seconds
 MOST_LATE = 16  #: reads from one node that were given up and have not ended: their memory is kept, so no more begin
 _SCANNED = 16384  #: headers of one transfer
 T = TypeVar("T")
@@ -274,28 +273,6 @@ class RemoteGets:
                 self._staging.give(workspace)
                 return answer
         raise first or PeerLost(f"node {node.name} was lost")
-
-    def probe(self, node: Node) -> None:
-        """Ask the link whether a node is there: it tells of a process that has ended at once, where messages do not.
-
-        Raises:
-            PeerLost: it has ended. (A node that is slow or stopped is not lost by that.)
-        """
-        world = node.world()
-        room, one = self._staging.room(WORD), np.ones(1, np.int64)
-        try:
-            transfer = self._link.read(world.peer, one * room.address, one * world.bases[0], one * WORD)
-        except LinkLost as error:
-            node.lost(world, str(error))
-            raise PeerLost(f"node {node.name} has ended: {error}") from None
-        if not wait_for(transfer, _PROBE):
-            self._staging.keep(lambda: transfer.state() != State.MOVING, room)
-            return
-        failed = transfer.state() == State.FAILED
-        transfer.release()
-        if failed:
-            node.lost(world, "its process has ended")
-            raise PeerLost(f"node {node.name} has ended")
 
     def headers(self, node: Node, rank: int) -> Iterator[tuple[WorldId, int, Words]]:
         """The header arena of a rank as it is now, in parts: whose it is, the first slot, int64 [n, 8].

@@ -1,4 +1,7 @@
-"""What gets, and what puts and removes on other nodes: over a link (`reading`, `putting`), or over the wire."""
+"""What gets, and what puts and removes on other nodes: over a link (`reading`, `putting`), or over the wire.
+
+`Member.gets` and `Member.puts` say which, for a node.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -83,22 +86,4 @@ class Puts(Protocol):
 
     def remove_each(self, node: Node, keys: Words, patience: Patience) -> Words:
         """Remove the objects of keys (int64 [n, 2]): a status each."""
-        ...
-
-    def forget(self, incarnation: int) -> None:
-        """A process is no member any more."""
-        ...
-
-    @property
-    def late(self) -> int:
-        """How many puts were given up whose bytes other nodes may still read."""
-        ...
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes that are kept for them."""
-        ...
-
-    def close(self) -> None:
-        """Keep nothing for anybody any more. Idempotent."""
         ...

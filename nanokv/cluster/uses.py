@@ -5,19 +5,23 @@ in one message per node and 50 ms. Best effort: a use that is not told makes an 
 a lease as it is.
 """
 
+import logging
 import threading
 import time
 
 import numpy as np
 
 from nanokv.cluster.kinds import Kind
-from nanokv.cluster.messages.asker import Asker
+from nanokv.cluster.messages.replies import Refused, Unanswered
 from nanokv.cluster.nodes import Nodes
+from nanokv.cluster.wire.ways import Ways
 from nanokv.device.machines.records import Words
 from nanokv.errors import CacheClosed
 
 MOST_USES = 4096  #: of one node, that wait to be told; more are not told
 _COLLECT = 0.05  #: seconds
+_PATIENCE = 0.5  #: seconds that a node has to take them
+_log = logging.getLogger("nanokv.cluster")
 
 Use = tuple[int, int, int]  #: rank, slot, epoch
 _WORDS = 3  #: of a use
@@ -40,8 +44,8 @@ class _NodeUses:
 class Uses:
     """Collects and tells the uses of one process."""
 
-    def __init__(self, nodes: Nodes, asker: Asker) -> None:
-        self._nodes, self._asker = nodes, asker
+    def __init__(self, nodes: Nodes, ways: Ways) -> None:
+        self._nodes, self._ways = nodes, ways
         self._lock = threading.Lock()
         self._noted: dict[str, _NodeUses] = {}
         self._some = threading.Event()
@@ -87,11 +91,10 @@ class Uses:
         node = self._nodes.find(name)
         cards = [] if node is None else node.cards
         if cards and len(uses):
-            to, body = cards[0], uses.tobytes()
             try:
-                self._asker.tell(to.messages, to.member, Kind.USED, body, to_incarnation=to.incarnation)
-            except CacheClosed:
-                return
+                self._ways.ask(cards[0], Kind.USED, uses.tobytes(), _PATIENCE)
+            except (Unanswered, Refused, CacheClosed) as error:
+                _log.debug("node %s was not told of %d reads: %s", name, len(uses), error)
 
     def close(self) -> None:
         """End the thread. Idempotent."""

@@ -54,7 +54,7 @@ class Settings:
     attach_timeout: float = option(seconds, 60.0)
     cluster: str = option(TEXT, "", shown=False)  # it may have a password
     node: str = ""
-    link: str = "nixl"
+    link: str = "auto"
     devices: str = "lo"
     bind: str = "127.0.0.1"
     advertise: str = ""
@@ -182,6 +182,8 @@ def _join_cluster(world: NanoKVCache, settings: Settings) -> "NanoKVCluster":
     options = {name: getattr(settings, name) for name in _OF_A_CLUSTER}
     if not settings.node:
         del options["node"]
-    if settings.link != "nixl":
-        del options["devices"], options["ports"]
+    if settings.link in ("wire", "mooncake"):
+        del options["devices"]
+    if settings.link == "mooncake":
+        del options["ports"]
     return cluster_class()(world, settings.cluster, lost="miss", **options)  # to an engine that is all it is

@@ -33,12 +33,13 @@ RUN = CliRunner()
 pytestmark = pytest.mark.timeout(RUN_SECONDS + 60)
 
 
-@pytest.fixture(scope="module")
-def nixl() -> None:
-    """Skip where NIXL is not installed, and need not be."""
-    problem = run.lacking()
+@pytest.fixture(scope="module", params=run.LINKS)
+def link(request: pytest.FixtureRequest) -> str:
+    """How the nodes exchange objects. Skips where NIXL is not installed, and need not be."""
+    problem = run.lacking(request.param)
     if problem:
         leave_out("nixl", problem)
+    return str(request.param)
 
 
 def failures(rows: list[Row]) -> str:
@@ -66,9 +67,9 @@ def left_behind() -> set[str]:
 
 
 # --- whole runs ---
-def test_a_short_run_holds(nixl: None) -> None:
+def test_a_short_run_holds(link: str) -> None:
     before = left_behind()
-    rows = run.run_nodes(0.1, seed=3, faults=[SHORT], apart=False)
+    rows = run.run_nodes(0.1, seed=3, link=link, faults=[SHORT], apart=False)
     assert not failures(rows)
     place, fault, calls, worlds = rows
     assert all(row.held for row in rows)
@@ -79,9 +80,9 @@ def test_a_short_run_holds(nixl: None) -> None:
 
 
 @pytest.mark.exhaustive
-def test_faults_are_survived(nixl: None) -> None:
+def test_faults_are_survived(link: str) -> None:
     before, apart = left_behind(), can_make_namespaces()
-    rows = run.run_nodes(45.0, seed=8)
+    rows = run.run_nodes(45.0, seed=8, link=link)
     assert not failures(rows)
     assert all(row.held for row in rows)
     assert ("network namespaces" in rows[0].name) == apart
@@ -104,10 +105,10 @@ def test_faults_are_survived(nixl: None) -> None:
         ("not-freed", KILLED_NODE, "when all is removed, .* not 0"),
     ],
 )
-def test_a_deliberate_bug_is_found(nixl: None, mutant: str, fault: str, says: str) -> None:
+def test_a_deliberate_bug_is_found(link: str, mutant: str, fault: str, says: str) -> None:
     before = left_behind()
     # the first violation ends it: nearly always in the first round, but a producer must die amid a put
-    rows = run.run_nodes(400.0, seed=1, faults=[fault], apart=False, mutant=mutant)
+    rows = run.run_nodes(400.0, seed=1, link=link, faults=[fault], apart=False, mutant=mutant)
     assert re.search(says, failures(rows)), failures(rows)
     assert not all(row.held for row in rows)
     assert left_behind() <= before
@@ -122,7 +123,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_check_leaves_nothing(nixl: None, folder: Path, number: signal.Signals) -> None:
+def test_an_interrupted_check_leaves_nothing(folder: Path, number: signal.Signals) -> None:
     before = left_behind()
     environment = os.environ | {"TMPDIR": str(folder)}
     with subprocess.Popen(
@@ -163,7 +164,7 @@ def test_without_nixl_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.undo()
     monkeypatch.setattr(run, "_PROBE", "raise ValueError('NIXL is not installed')")
     with pytest.raises(InvalidArgument, match="nodes need NIXL: NIXL is not installed"):
-        run.run_nodes(1.0, 0)
+        run.run_nodes(1.0, 0, link="nixl")
 
 
 @pytest.mark.parametrize("problem", ["nodes need NIXL: it is not installed", None])

@@ -56,7 +56,9 @@ class Crew(contextlib.AbstractContextManager["Crew"]):
         """Start a node that is not there, in a new process."""
         host = self.hosts[name]
         self.runs[name] += 1
-        options = {"node": name, "bind": host.address, "devices": host.device} | self._options
+        options = {"node": name, "bind": host.address} | self._options
+        if options["link"] == "nixl":
+            options["devices"] = host.device
         registry, run = self._layout.registry, self.runs[name]
         settings = {"registry": registry, "options": options, "names": self.names, "run": run, "mutant": self._mutant}
         self.nodes[name] = NodeProcess(self._layout, host, settings)

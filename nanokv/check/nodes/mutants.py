@@ -10,6 +10,8 @@ from nanokv.check.nodes.keys import is_canary
 from nanokv.cluster.member import Member
 from nanokv.cluster.pulling import Puller
 from nanokv.cluster.putting import RemotePuts
+from nanokv.cluster.wire.exchanges import WirePuts
+from nanokv.cluster.wire.server import WireServer
 from nanokv.device.fabric.records import PULLED
 from nanokv.types import Key, KeyDigest
 
@@ -36,19 +38,23 @@ def _keys_alike() -> None:
 
 def _acknowledged_early() -> None:
     """A put to another node returns before the owner has committed it, and whether it does or not."""
-    put_each = RemotePuts.put_each
 
-    def put_later(self: RemotePuts, node: Any, keys: Any, *rest: Any) -> Any:
-        def put() -> None:
-            try:
-                put_each(self, node, keys, *rest)
-            except Exception:  # the bug: nobody is told
-                return
 
-        threading.Timer(0.05, put).start()
-        return np.zeros(len(keys), PULLED.dtype)
+    def delayed(put_each: Callable[..., Any]) -> Callable[..., Any]:
+        def put_later(self: object, node: Any, keys: Any, *rest: Any) -> Any:
+            def put() -> None:
+                try:
+                    put_each(self, node, keys, *rest)
+                except Exception:  # the bug: nobody is told
+                    return
 
-    RemotePuts.put_each = put_later  # type: ignore[method-assign, assignment]
+            threading.Timer(0.05, put).start()
+            return np.zeros(len(keys), PULLED.dtype)
+
+        return put_later
+
+    for puts in (WirePuts, RemotePuts):
+        puts.put_each = delayed(puts.put_each)  # type: ignore[method-assign]
 
 
 def _not_freed() -> None:
@@ -60,6 +66,7 @@ def _not_freed() -> None:
             end(self, pulls, well=well)
 
     Puller.end = end_if_well  # type: ignore[method-assign]
+    WireServer.give_up = lambda self, number: None  # type: ignore[method-assign]
 
 
 MUTANTS: dict[str, Callable[[], None]] = {

@@ -289,17 +289,21 @@ def _is_well(saw: dict[str, Any], names: list[str], since: int) -> bool:
 PART = "nodes"
 NODES = ("a", "b", "c")
 TIMEOUT, TTL = 1.0, 2.0  #: seconds; etcd has no shorter leases
+LINKS = ("wire", "nixl")
 _PROBE = "from nanokv.cluster.links import open_link; open_link('nixl', 'probe').close()"
 _PATIENCE = 120.0  #: seconds
 MOST_TOLD = 5  #: failures of a round
 
 
-def lacking() -> str | None:
-    """Why nodes cannot be run here; None: they can."""
+def lacking(link: str = "wire") -> str | None:
+    """Why nodes that exchange objects over a link cannot be run here; None: they can."""
     if not sys.platform.startswith("linux"):
         return "nodes need Linux"
-    if find_spec("zmq") is None:
-        return "nodes need ZeroMQ: pip install 'nanokv[cluster]'"
+    for module, name in (("zmq", "ZeroMQ"), ("cryptography", "cryptography")):
+        if find_spec(module) is None:
+            return f"nodes need {name}: pip install 'nanokv[cluster]'"
+    if link == "wire":
+        return None
     # in another process: UCX changes signal handlers, and how a process ends
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-P", "-c", _PROBE]
@@ -313,12 +317,13 @@ def lacking() -> str | None:
 
 
 def run_nodes(
-    seconds: float, seed: int, *, faults: Sequence[str] = (), apart: bool = True, mutant: str = ""
+    seconds: float, seed: int, *, link: str = "wire", faults: Sequence[str] = (), apart: bool = True, mutant: str = ""
 ) -> list[Row]:
     """Do faults to nodes for about so many seconds, at least one: a row for each kind, and three for what is common.
 
     Args:
         seed: of faults, victims, times and calls. The machine decides which calls a fault meets.
+        link: of LINKS: how the nodes exchange objects.
         faults: names of FAULTS; default: all that are possible here.
         apart: whether to make network namespaces, where that is possible.
         mutant: a deliberate bug of all nodes, one of `mutants.MUTANTS`.
@@ -326,7 +331,7 @@ def run_nodes(
     Raises:
         InvalidArgument: NIXL or ZeroMQ is missing, or there is no such fault, or none of them can be had here.
     """
-    problem = lacking()
+    problem = lacking(link)
     if problem:
         raise InvalidArgument(problem)
     unknown = set(faults) - {fault.name for fault in FAULTS}
@@ -337,7 +342,7 @@ def run_nodes(
         if not some:
             raise InvalidArgument(f"{'; '.join(faults)}: cannot be had here {f'({why})' if why else ''}")
         left_out = [fault.name for fault in FAULTS if not fault.is_possible(layout)]
-        return _Run(layout, seed, mutant).run(some, seconds, _place(layout, why, left_out, seed))
+        return _Run(layout, seed, link, mutant).run(some, seconds, _place(layout, why, left_out, link, seed))
 
 
 @contextlib.contextmanager
@@ -365,12 +370,12 @@ def _namespaces(stack: contextlib.ExitStack, name: str) -> LabLayout:
     return layout
 
 
-def _place(layout: LabLayout, why: str, left_out: list[str], seed: int) -> Row:
+def _place(layout: LabLayout, why: str, left_out: list[str], link: str, seed: int) -> Row:
     """The row that says where the nodes are."""
     name = "nodes in network namespaces" if layout.is_apart else "nodes on LOOPBACK, without namespaces"
     said = [f"({why})"] if why else []
     said += ["etcd" if layout.etcd is not None else "no etcd here: the registry is a folder"]
-    said += [f"NIXL over TCP, timeout {TIMEOUT:g} s, ttl {TTL:g} s, seed {seed}"]
+    said += [f"{'NIXL over TCP' if link == 'nixl' else 'the wire'}, timeout {TIMEOUT:g} s, ttl {TTL:g} s, seed {seed}"]
     said += [f"LEFT OUT: {'; '.join(left_out)}"] if left_out else []
     return Row(PART, name, len(layout.hosts), "nodes", note=", ".join(said))
 
@@ -378,8 +383,9 @@ def _place(layout: LabLayout, why: str, left_out: list[str], seed: int) -> Row:
 class _Run:
     """All rounds on one layout."""
 
-    def __init__(self, layout: LabLayout, seed: int, mutant: str) -> None:
+    def __init__(self, layout: LabLayout, seed: int, link: str, mutant: str) -> None:
         self._layout, self._seed, self._mutant = layout, seed, mutant
+        self._options = {"timeout": TIMEOUT, "ttl": TTL, "link": link}
         self._calls = Row(PART, "calls and answers", unit="calls")
         self._worlds = Row(PART, "nothing is left, fsck", unit="worlds")
         self._kinds: dict[str, tuple[Row, FaultTimes]] = {}
@@ -388,7 +394,7 @@ class _Run:
     def run(self, faults: Sequence[Fault], seconds: float, place: Row) -> list[Row]:
         """Rounds until the time is over, or one fails. At least one."""
         chance = random.Random(self._seed)
-        with place.timed(), Crew(self._layout, {"timeout": TIMEOUT, "ttl": TTL}, self._mutant) as crew:
+        with place.timed(), Crew(self._layout, self._options, self._mutant) as crew:
             lab, end = Lab(self._layout, crew, TIMEOUT, self._seed), monotonic() + seconds
             for number, fault in zip(range(1, MOST_ROUNDS), _in_turn(faults, chance), strict=False):
                 if number > 1 and monotonic() >= end:

@@ -2,7 +2,7 @@
 
 - `nixl`: NVIDIA's NIXL, over UCX
 - `mooncake`: Mooncake's Transfer Engine, over TCP
-- `wire`: none of these: members exchange objects over sockets (`nanokv.cluster.wire`)
+- `none`: none of these: objects go over sockets alone (`nanokv.cluster.wire`)
 
 nixl_lane     what the link over NIXL knows of a peer, and what a thread needs to read from one
 nixl_library  NIXL's C interface, as ctypes: agents, memory and peers
@@ -16,9 +16,9 @@ from nanokv.errors import InvalidArgument
 
 __all__ = ["KINDS", "Link", "LinkKind", "LinkLost", "LinkUnavailable", "State", "Transfer", "open_link"]
 
-LinkKind = Literal["nixl", "mooncake", "wire"]
+LinkKind = Literal["nixl", "mooncake"]
 KINDS: tuple[LinkKind, ...] = get_args(LinkKind)
-_CLASSES = {"nixl": "NixlLink", "mooncake": "MooncakeLink", "wire": "WireLink"}
+_CLASSES = {"nixl": "NixlLink", "mooncake": "MooncakeLink"}
 
 
 def open_link(kind: str, member: str, **options: Any) -> Link:

@@ -11,13 +11,11 @@ _log = logging.getLogger("nanokv.cluster.messages")
 
 
 class DropReason(StrEnum):
-    """Why an authentic message, or a connection, went no further."""
+    """Why a question, or a connection, went no further."""
 
-    FULL = "its addressee did not take it at once, or is not there"
-    GONE = "who asked is gone, or does not read its answers"
     NO_HANDLER = "no handler for its kind"
     FAILED = "its handler raised"
-    STRANGER = "a connection by which no authentic message came soon, or only wrong ones"
+    STRANGER = "a connection by which no right greeting came soon"
     MALFORMED = "a connection of a member by which something came that is none of its frames"
     SILENT = "a connection of a member by which no byte came, or went, in the middle of a question"
     NO_ROOM = "a connection for which the process has no file descriptor"

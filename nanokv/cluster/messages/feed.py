@@ -18,7 +18,7 @@ from nanokv.arguments import integer
 from nanokv.cluster.messages import sockets
 from nanokv.cluster.messages.counts import ReasonCounts
 from nanokv.cluster.messages.loop import Loop, Wake
-from nanokv.cluster.messages.sealed import EVERYBODY, Form, Message, Reason, Rejected, Seal, Sender, check_id
+from nanokv.cluster.messages.sealed import Form, Message, Reason, Rejected, Seal, Sender, check_id, checked_sender
 from nanokv.cluster.resolving import when_known
 from nanokv.errors import CacheClosed
 
@@ -60,7 +60,10 @@ class Publisher:
     """One member's end for its events. Close it; one that was dropped goes on beating.
 
     Args:
-        me, incarnation, secret, bind, port: as of `Server`.
+        me, incarnation: whose events these are.
+        secret: the cluster's, at least 16 bytes.
+        bind: the interface, or an IP address of it. "0.0.0.0", for all, only if you mean it.
+        port: 0: any that is free.
         local: publish at an abstract Unix socket too (`local_address`), for followers on the same host and in the same
             network namespace. Linux only.
         queue: events that wait for one follower; more are dropped, for that one.
@@ -81,7 +84,7 @@ class Publisher:
         local: bool = False,
         queue: int = QUEUE,
     ) -> None:
-        self._seal = Seal(secret, Sender(me, incarnation))
+        self._seal, self._me = Seal(secret), checked_sender(me, incarnation)
         self._process = os.getpid()
         self._lock = threading.RLock()  # a finalizer may publish while its thread does
         self._number = 0
@@ -104,7 +107,7 @@ class Publisher:
         with self._lock:
             if self._stop.is_set():
                 raise CacheClosed("this publisher is closed")
-            sealed = self._seal.seal(Form.EVENT, 0, self._number + 1, EVERYBODY, body)
+            sealed = self._seal.seal(Form.EVENT, self._number + 1, self._me, body)
             self._number += 1
             self._socket.send(sealed, zmq.NOBLOCK)
 
@@ -122,7 +125,7 @@ class Publisher:
         while not self._stop.wait(BEAT):
             with self._lock:
                 if not self._stop.is_set():
-                    self._socket.send(self._seal.seal(Form.BEAT, 0, self._number, EVERYBODY, b""), zmq.NOBLOCK)
+                    self._socket.send(self._seal.seal(Form.BEAT, self._number, self._me, b""), zmq.NOBLOCK)
 
 
 class Subscriber:
@@ -147,7 +150,7 @@ class Subscriber:
         *,
         queue: int = QUEUE,
     ) -> None:
-        self._seal = Seal(secret, EVERYBODY)
+        self._seal = Seal(secret)
         self._listener, self._lost = listener, lost
         self._counts = ReasonCounts("a follower of events")
         self._changes: deque[tuple[str, str | None, str]] = deque()  # address, whom to follow, and where that is
@@ -246,7 +249,7 @@ class Subscriber:
         message = self._seal.open(parts[0])
         sender = message.sender
         sequence = self._sequences.get(sender.id)
-        if message.form not in (Form.EVENT, Form.BEAT) or sequence is None:
+        if sequence is None:
             raise Rejected(Reason.UNEXPECTED)
         if sequence.hear(message):
             self._call(self._lost, sender)

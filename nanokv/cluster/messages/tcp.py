@@ -1,7 +1,4 @@
-"""TCP sockets of questions and answers, and their addresses: "tcp://127.0.0.1:4711", "tcp://[::1]:4711".
-
-Not over ZeroMQ, where a thread of its own at each end passes each message on: an answer waits for two more threads.
-"""
+"""TCP sockets, and their addresses: "tcp://127.0.0.1:4711", "tcp://[::1]:4711"."""
 
 import contextlib
 import fcntl
@@ -75,35 +72,6 @@ def _address_of(bind: str) -> str:
         answer = fcntl.ioctl(any_socket, _GET_ADDRESS, _REQUEST.pack(bind.encode(), b""))
         return socket.inet_ntoa(_REQUEST.unpack(answer)[1])
     return bind
-
-
-def connecting(address: tuple[str, int], until: float) -> socket.socket:
-    """A socket that is about to be connected: it can be written to when it is, or has failed.
-
-    Args:
-        until: of time.monotonic: so long the name of a host may take.
-
-    Raises:
-        OSError: that cannot even begin.
-    """
-    host, port = address_of(address[0], until), address[1]
-    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        prepare(made)
-        with contextlib.suppress(BlockingIOError):
-            made.connect((host, port))
-    except BaseException:
-        made.close()
-        raise
-    return made
-
-
-def has_connected(made: socket.socket) -> bool:
-    """Whether a socket that can be written to is connected, and not to itself, as one may be if nobody listens."""
-    try:
-        return not made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) and made.getpeername() != made.getsockname()
-    except OSError:
-        return False
 
 
 def prepare(made: socket.socket) -> None:

@@ -251,8 +251,6 @@ class WireGets(_Exchanges):
 class WirePuts(_Exchanges):
     """`transfers.Puts` over the wire. Nothing is kept for anybody: bytes are read only while a put goes on."""
 
-    late, kept_bytes = 0, 0
-
     def __init__(self, ways: Ways, locations: Locations, hasher: Hasher) -> None:
         super().__init__(ways)
         self._locations = locations
@@ -321,13 +319,6 @@ class WirePuts(_Exchanges):
         except PeerLost as error:
             raise PeerLost(f"node {node.name} did not remove the objects: {error}") from None
         return found
-
-    def forget(self, incarnation: int) -> None:
-        """See `Puts`."""
-        self._ways.forget(incarnation)
-
-    def close(self) -> None:
-        """See `Puts`."""
 
 
 def _lots(pulls: Records) -> Iterator[Records]:

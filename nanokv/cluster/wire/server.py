@@ -42,6 +42,7 @@ from nanokv.device.machines.native_code import wire_code
 from nanokv.device.native.sockets import CAN_READ, CAN_WRITE, EVENT_BYTES, EVENT_DATA
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import WORD
+from nanokv.device.segment.world_table import WORLD
 from nanokv.device.wire.records import (
     BELL,
     CALL,
@@ -114,7 +115,7 @@ class WireServer:
     """One member's end for what others ask. Close it; one that was dropped goes on.
 
     Args:
-        world: that it serves.
+        world: that it serves; None: its objects lie where native code cannot reach them, and only messages are taken.
         me: this member.
         secret: the cluster's, at least 16 bytes.
         handlers: of messages, by their kind. They run in one thread, one after the other.
@@ -133,7 +134,7 @@ class WireServer:
 
     def __init__(
         self,
-        world: World,
+        world: World | None,
         me: Sender,
         secret: bytes,
         handlers: Mapping[int, Handler],
@@ -170,7 +171,7 @@ class WireServer:
         self._watch(self._to_native, BELL.value, CAN_READ.value)
         for each in (self._tcp.fileno(), self._unix.fileno(), self._to_host):
             self._epoll.register(each, select.EPOLLIN)
-        table, box = world.table, int(self._box.ctypes.data)
+        table, box = self._table, int(self._box.ctypes.data)
         self._threads = [
             threading.Thread(target=self._code["serve"], args=(table, box), name="nanokv-wire", daemon=True),
             threading.Thread(target=self._run, name="nanokv-wire-host", daemon=True),
@@ -182,11 +183,12 @@ class WireServer:
 
     def _boxes(self, patience: float, spin: float) -> tuple[Any, Any]:
         """The SERVE record of each thread: the native one counts by its own, and this thread's calls by the other."""
-        heap = self._world.heap
+        world, self._nobody = self._world, np.zeros(WORLD.size // WORD, np.int64)
+        self._table = int(self._nobody.ctypes.data) if world is None else world.table
         self._sizes = np.zeros(256, np.int64)
         self._sizes[1 : 1 + len(DTYPE_BYTES)] = DTYPE_BYTES
         self._events = np.zeros(EVENT_BYTES.value * (1 + MOST_EVENTS.value), np.uint8)
-        bell = heap.world_bell()
+        bell = (0, 0) if world is None else world.heap.world_bell()
         assert bell is not None
         box = np.zeros(2, SERVE.dtype)
         for name, value in {
@@ -195,7 +197,8 @@ class WireServer:
             "connections": self._records.ctypes.data,
             "most": _MOST_BYTES,
             "sizes": self._sizes.ctypes.data,
-            "calls": self._world.routing.record.ctypes.data,
+            "serves": int(world is not None),
+            "calls": 0 if world is None else world.routing.record.ctypes.data,
             "patience": int(patience * 1e9),
             "spin": int(spin * 1e9),
             "bell": bell[0],
@@ -380,7 +383,7 @@ class WireServer:
 
     def _drop(self, number: int) -> None:
         """Let go of a connection that is the host's, and of what it had begun."""
-        self._call("give_up", number)
+        self.give_up(number)
         peer = self._peers.pop(number)
         if peer.pending is not None:
             self._searches.remove(number)
@@ -390,9 +393,13 @@ class WireServer:
         shut(peer.socket)
         self._free.append(number)
 
+    def give_up(self, number: int) -> None:
+        """Free what a connection had begun, which is this thread's, and of which no byte can come any more."""
+        self._call("give_up", number)
+
     def _call(self, name: str, number: int, *more: int) -> Any:
         at = int(self._records.ctypes.data) + number * CONNECTION.size
-        return self._code[name](self._world.table, int(self._mine.ctypes.data), at, *more)
+        return self._code[name](self._table, int(self._mine.ctypes.data), at, *more)
 
     # --- what the native thread leaves to this one ---
     def _take_queue(self) -> None:
@@ -418,11 +425,13 @@ class WireServer:
 
     def begin(self, pull: npt.NDArray[Any]) -> None:
         """Claim for one PULL, as a put from the host does, which makes room."""
+        assert self._world is not None
         row = pull[0]
         key, what = KeyDigest(int(row["key_hash"]), int(row["key_check"])), tuple(row["what"].tolist())
         try:
             begun = self._world.allocation.begin(key, int(row["nbytes"]), int(row["rank"]), what, plan=True)
-        except NanoKVError:
+        except NanoKVError as error:  # it is answered FULL; its owner reads why
+            self._failures.warn(f"room {type(error).__name__}", f"no room could be made for a put: {error}")
             return
         pull["status"], pull["rank"] = begun.status, begun.place.owner
         _, pull["slot"], pull["epoch"], pull["payload"], _ = begun.place

@@ -3,6 +3,7 @@
 import threading
 
 from nanokv.cluster.card import Card
+from nanokv.cluster.kinds import Kind
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.wire.client import WireClient
 from nanokv.errors import CacheClosed
@@ -41,6 +42,15 @@ class Ways:
                 self._spin,
             )
             return self._clients.setdefault(card.incarnation, made)
+
+    def ask(self, card: Card, kind: Kind, body: bytes, timeout: float) -> bytes:
+        """What a member answers to a message. Raises as `WireClient.ask`."""
+        return self.to(card).ask(kind, body, timeout)
+
+    def way(self, card: Card) -> str:
+        """The address by which a member was reached last; "": by none yet."""
+        client = self._clients.get(card.incarnation)
+        return "" if client is None else client.way
 
     def forget(self, incarnation: int) -> None:
         """A process is no member any more."""

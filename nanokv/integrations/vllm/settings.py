@@ -26,10 +26,8 @@ from nanokv.arguments import (
     whole,
 )
 from nanokv.arguments import size as parsed_size
-from nanokv.cluster.links import KINDS as LINKS
-from nanokv.cluster.links import LinkKind
 from nanokv.cluster.membership import addresses
-from nanokv.cluster.options import ClusterOptions
+from nanokv.cluster.options import WAYS, ClusterOptions
 from nanokv.config import Alloc
 from nanokv.errors import InvalidArgument
 from nanokv.heap import KINDS, HeapKind
@@ -108,9 +106,9 @@ class Settings:
         "URL of a cluster's registry, etcd://host:port/name or file:///folder: KV is shared between hosts",
     )
     node: str = option(_TEXT, "", "this node's name; engines of one world give the same. Default: of the host")
-    link: LinkKind = option(one_of(LINKS), "nixl", "what moves bytes between nodes: nixl, mooncake, wire")
+    link: str = option(one_of(WAYS), "auto", f"what moves bytes between nodes: {', '.join(WAYS)}")
     devices: str = option(_TEXT, "lo", "the network device of the link, as eth0 or mlx5_0:1; or all")
-    bind: str = option(_TEXT, "127.0.0.1", "the interface or address at which this node takes messages of others")
+    bind: str = option(_TEXT, "127.0.0.1", "the interface or address at which this node takes questions of others")
     advertise: str = option(_TEXT, "", "the host name or address by which others reach it, if that is not bind")
     ports: str = option(_TEXT, "", "the range of ports at which this node listens: 40000-40999. Default: any")
     cluster_timeout: float = option(seconds, 1.0, "seconds that another node has for each round of a read")

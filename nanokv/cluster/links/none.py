@@ -1,21 +1,14 @@
-"""No link: members that exchange objects over the wire (`nanokv.cluster.wire`) read nobody's memory by its address."""
+"""No link: a member that exchanges objects over the wire alone (`nanokv.cluster.wire`) reads nobody's memory."""
 
 from typing import NoReturn
 
 from nanokv.cluster.links.base import LinkLost, Words
 
 
-class WireLink:
-    """A `Link` that reaches nobody, and registers nothing.
+class NoLink:
+    """A `Link` that reaches nobody, and registers nothing."""
 
-    Args:
-        member: the process's name in the cluster.
-    """
-
-    name = "wire"
-
-    def __init__(self, member: str) -> None:
-        self._member = member
+    name = ""
 
     def card(self) -> bytes:
         """Nothing that another process could connect to."""
