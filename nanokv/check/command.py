@@ -163,8 +163,8 @@ def check(
     names = parts or (_everything(link.value) if everything else [] if compiled else list(MACHINE))
     names += [COMPILED] if compiled and COMPILED not in names else []
     check_names(names)
-    heaps, allocs = _both(heap, "local", "shm"), _both(alloc, "device", "host")
-    options = Options(seconds, heaps, allocs, device, seed, target.value, link.value)
+    heaps = _both(heap, "local", "shm")
+    options = Options(seconds, heaps, _both(alloc, "device", "host"), device, seed, target.value, link.value)
     with _stopped_by_signals():
         try:
             with closing(run_supervised(names, options)) as events:

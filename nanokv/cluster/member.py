@@ -180,7 +180,7 @@ class Member:
 
     def _open_link(self) -> None:
         options, heap = self._options, self._world.engine.heap
-        self._served = _served(self._world)
+        self._served = served_world(self._world)
         link = options.link
         if link == "auto":
             link = "nixl" if self._served is None else "wire"
@@ -314,7 +314,7 @@ class Member:
         )
 
 
-def _served(world: NanoKVCache) -> World | None:
+def served_world(world: NanoKVCache) -> World | None:
     """What the wire serves of a world; None: native code cannot write to its segments, or nobody can be woken."""
     engine = world.engine
     allocation, machine = engine.allocation, engine.machine

@@ -16,7 +16,7 @@ from nanokv.cluster.links.base import Link, LinkLost
 from nanokv.cluster.place import why_unreachable
 from nanokv.cluster.remote_world import RemoteWorld
 from nanokv.device.segment.geometry import Geometry
-from nanokv.errors import InvalidArgument, PeerLost
+from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError, PeerLost
 
 _log = logging.getLogger("nanokv.cluster")
 
@@ -45,7 +45,7 @@ class Node:
         self._lock = threading.Lock()
         self._cards: dict[int, Card] = {}
         self._reached: tuple[Card, RemoteWorld] | None = None
-        self.by_link, self.serves = False, True
+        self.by_link, self.serves, self._is_over = False, True, False
         self._lost: dict[int, tuple[float, str]] = {}  # by incarnation: until when it is avoided, and why
 
     @property
@@ -63,11 +63,11 @@ class Node:
         """The geometry of its segments.
 
         Raises:
-            PeerLost: it has left.
+            PeerLost: it has left. CacheClosed: this process has.
         """
         cards = self.cards
         if not cards:
-            raise PeerLost(f"node {self.name} has left")
+            raise self._lost_for("it has left")
         return cards[0].geometry
 
     @property
@@ -112,7 +112,7 @@ class Node:
         for card in self.cards:
             if not (why := self._far(card)):
                 return card
-        raise PeerLost(f"node {self.name} cannot be reached: {why}")
+        raise self._lost_for(why)
 
     def reachable(self) -> Card:
         """The member that is asked over the wire: the first that was not lost just now.
@@ -128,7 +128,7 @@ class Node:
             until, why = self._lost.get(card.incarnation, (0.0, ""))
             if time.monotonic() >= until:
                 return card
-        raise PeerLost(f"node {self.name} cannot be reached: {why}")
+        raise self._lost_for(why)
 
     def avoid(self, card: Card, why: str) -> None:
         """A member was lost: ask another one, or this one later."""
@@ -151,7 +151,7 @@ class Node:
                 self._lost[card.incarnation] = time.monotonic() + AVOIDED, why
                 continue
             return card, RemoteWorld(self.name, peer, card.geometry, card.bases, card.controls, checksum=card.checksum)
-        raise PeerLost(f"node {self.name} cannot be reached: {why}")
+        raise self._lost_for(why)
 
     def lost(self, world: RemoteWorld, why: str) -> None:
         """A transfer from `world` has failed, or did not end in time: reach another member, or this one later."""
@@ -166,9 +166,15 @@ class Node:
         self._reached = None
         self._link.disconnect(world.peer)
 
-    def close(self) -> None:
-        """Let go of the node, which has left."""
+    def _lost_for(self, why: str) -> NanoKVError:
+        if self._is_over:
+            return CacheClosed("this member has left the cluster")
+        return PeerLost(f"node {self.name} cannot be reached: {why}")
+
+    def close(self, *, ours: bool = False) -> None:
+        """Let go of the node, which has left; or this process has (`ours`)."""
         with self._lock:
+            self._is_over = ours
             self._cards = {}
             if self._reached is not None:
                 self._let_go()
@@ -303,4 +309,4 @@ class Nodes:
         with self._lock:
             nodes, self._nodes = self._nodes, {}
         for node in nodes.values():
-            node.close()
+            node.close(ours=True)

@@ -1,5 +1,6 @@
 """Clusters of several nodes in this process, each with a world, a link and a server of its own."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 import nanokv
 from nanokv.cluster import NanoKVCluster, offering
+from nanokv.cluster import member as parts
 from nanokv.fsck import check_cache
 from tests.support.faults import Calls, Limits
 from tests.support.needed import need_nixl
@@ -27,16 +29,28 @@ def nixl() -> None:
     need_nixl()
 
 
+@contextlib.contextmanager
+def serves_nothing() -> Iterator[None]:
+    """Members that are made meanwhile serve no objects over the wire."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "served_world", lambda world: None)
+        yield
+
+
 @pytest.fixture
 def link() -> str:
-    """How the nodes of a test exchange objects. A module that is about one way has a fixture of this name."""
-    return "nixl"
+    """How the nodes of a test exchange objects. A module that is about another way has a fixture of this name.
+
+    "wire"; "nixl": by one-sided reads and pulls, but for what is small; "nixl alone": no objects are served over the
+    wire, as where segments lie in memory of GPUs.
+    """
+    return "wire"
 
 
 @pytest.fixture
 def make_cluster(link: str, tmp_path: Path) -> Iterator[MakeCluster]:
     """Makes clusters of n nodes, which know each other. After the test each world is checked by fsck, and closed."""
-    if link == "nixl":
+    if link != "wire":
         need_nixl()
     members: list[NanoKVCluster] = []
 
@@ -46,8 +60,9 @@ def make_cluster(link: str, tmp_path: Path) -> Iterator[MakeCluster]:
         for i in range(n):
             cache = nanokv.NanoKVCache(heap_bytes, page_bytes=PAGE, **(world or {}))
             number = len(members) + i
-            usual = {"node": f"n{number}", "ttl": 2.0, "timeout": PATIENCE, "link": link}
-            made.append(NanoKVCluster(cache, url, **(usual | options)))
+            usual = {"node": f"n{number}", "ttl": 2.0, "timeout": PATIENCE, "link": link.split(maxsplit=1)[0]}
+            with serves_nothing() if link == "nixl alone" else contextlib.nullcontext():
+                made.append(NanoKVCluster(cache, url, **(usual | options)))
         members.extend(made)
         living = [member for member in members if not member.closed]
         until(lambda: all(len(member.nodes) == len(living) for member in living), "the membership")
@@ -66,10 +81,10 @@ def make_cluster(link: str, tmp_path: Path) -> Iterator[MakeCluster]:
 
 @pytest.fixture(scope="module")
 def shared_pair(nixl: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[NanoKVCluster]]:
-    """Two nodes for all tests of a module, which leave them as they were."""
+    """Two nodes with NIXL for all tests of a module, which leave them as they were."""
     url = f"file://{tmp_path_factory.mktemp('pair')}/cluster"
     worlds = [nanokv.NanoKVCache(HEAP_BYTES, page_bytes=PAGE) for _ in range(2)]
-    usual = {"ttl": 2.0, "timeout": PATIENCE}
+    usual = {"ttl": 2.0, "timeout": PATIENCE, "link": "nixl"}
     made = [NanoKVCluster(world, url, node=f"n{i}", **usual) for i, world in enumerate(worlds)]
     until(lambda: all(len(member.nodes) == 2 for member in made), "the membership")
     yield made

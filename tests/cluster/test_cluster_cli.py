@@ -33,7 +33,7 @@ def test_members_and_what_they_hold(make_cluster: MakeCluster, tmp_path: Path) -
         one.put(f"k{i}", torch.ones(100), preferred_segment=("n1", 0))
     two.world.flush()
     shown = lines_of(run("ls", url))
-    assert shown[0] == ["node", "rank", "ranks", "memory", "link", "messages", "state"]
+    assert shown[0] == ["node", "rank", "ranks", "memory", "link", "address", "state"]
     assert [(row[0], row[-1]) for row in shown[1:]] == [("n0", "alive"), ("n1", "alive")]
     members = json.loads(run("ls", url, "--json"))
     assert [each["name"] for each in members] == [member_name("n0", 0), member_name("n1", 0)]

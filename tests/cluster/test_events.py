@@ -13,7 +13,7 @@ from nanokv.cluster.card import WorldId
 from nanokv.cluster.locations import Locations
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.patience import Patience
-from nanokv.cluster.reading import RemoteGets
+from nanokv.cluster.wire.exchanges import WireGets
 from nanokv.device.fabric.locations import GONE_NODE, LOCATION
 from nanokv.errors import KeyNotFound, PeerLost, WaitTimeout
 from nanokv.types import KeyDigest
@@ -33,6 +33,7 @@ def no_first_rounds(member: NanoKVCluster, calls: Calls) -> None:
         calls.fail(over_link(member)[0].rounds, name, AssertionError("the first two rounds were asked for"))
 
 
+@pytest.mark.parametrize("link", ["nixl"])
 def test_an_object_is_found_where_it_was_put(make_cluster: MakeCluster, calls: Calls) -> None:
     """Its home is n1; it lies on n2, and n0 learns of it by an event."""
     zero, one, two = make_cluster(3)
@@ -47,6 +48,7 @@ def test_an_object_is_found_where_it_was_put(make_cluster: MakeCluster, calls: C
     assert torch.equal(zero.get("big"), big)
 
 
+@pytest.mark.parametrize("link", ["nixl"])
 def test_many_in_two_rounds(make_cluster: MakeCluster, calls: Calls) -> None:
     zero, one, _two = make_cluster(3)
     keys = [f"k{i}" for i in range(150)]
@@ -81,7 +83,7 @@ def test_a_node_that_cannot_be_read_at_first_is_read_later(
 ) -> None:
     """Objects that it had before it was known, and whose home is another node, are told by nothing but its headers."""
     copied = calls.fail(
-        RemoteGets, "_copy", PeerLost("just now"), at=range(1, 4), when=lambda reading, node, *_: node.name == "n1"
+        WireGets, "headers", PeerLost("just now"), at=range(1, 4), when=lambda gets, node, *_: node.name == "n1"
     )
     (zero,) = make_cluster(1)
     with NanoKVCache(HEAP_BYTES, page_bytes=PAGE) as world:
@@ -125,6 +127,7 @@ def test_an_old_location_misleads_nobody(make_cluster: MakeCluster) -> None:
         table[:] = kept
 
 
+@pytest.mark.parametrize("link", ["nixl"])
 def test_a_location_of_a_former_world_is_of_no_use(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """The same key gets the same slot and epoch in a new world, and what was heard of the old one would name a use of
     the slot that may be still to come."""
@@ -132,18 +135,18 @@ def test_a_location_of_a_former_world_is_of_no_use(make_cluster: MakeCluster, tm
     key = key_of(zero, "n1")
     one.put(key, torch.ones(4))
     until(lambda: knows(zero, key, "n1"))
-    assert zero.member.reading.get_known(zero.member.nodes["n1"], zero.digest(key), Patience(PATIENCE)) is not None
+    assert over_link(zero)[0].get_known(zero.member.nodes["n1"], zero.digest(key), Patience(PATIENCE)) is not None
     old = one.world.get_location(key)
     one.world.close()
     until(lambda: zero.nodes == ["n0"])
     zero.member.events.close()  # it hears nothing of the new world
     with NanoKVCache(HEAP_BYTES, page_bytes=PAGE) as world:
-        again = NanoKVCluster(world, f"file://{tmp_path}/cluster", node="n1", ttl=2.0)
+        again = NanoKVCluster(world, f"file://{tmp_path}/cluster", node="n1", ttl=2.0, link="nixl")
         until(lambda: zero.nodes == ["n0", "n1"])
         again.put(key, torch.zeros(4))
         new = world.get_location(key)
         assert (new.header_off, new.epoch, new.payload_off) == (old.header_off, old.epoch, old.payload_off)
-        assert zero.member.reading.get_known(zero.member.nodes["n1"], zero.digest(key), Patience(PATIENCE)) is None
+        assert over_link(zero)[0].get_known(zero.member.nodes["n1"], zero.digest(key), Patience(PATIENCE)) is None
         assert torch.equal(zero.get(key), torch.zeros(4))
 
 
@@ -162,6 +165,7 @@ def test_events_of_another_incarnation_are_not_believed(make_cluster: MakeCluste
     assert knows(zero, "forged", "n1")
 
 
+@pytest.mark.parametrize("link", ["nixl"])
 @pytest.mark.parametrize("field", [name for name in LOCATION.offsets if name != "node"])
 def test_a_torn_entry_is_not_used(make_cluster: MakeCluster, field: str, calls: Calls) -> None:
     """One word is of another object: no transfer begins with it."""
@@ -174,7 +178,7 @@ def test_a_torn_entry_is_not_used(make_cluster: MakeCluster, field: str, calls: 
     (at,) = np.flatnonzero(table["node"])
     table[field][at] += 1 << 12
     calls.fail(over_link(zero)[0].rounds, "fetch", AssertionError("a transfer was begun"))
-    assert zero.member.reading.get_known(zero.member.nodes["n1"], zero.digest(key), Patience(PATIENCE)) is None
+    assert over_link(zero)[0].get_known(zero.member.nodes["n1"], zero.digest(key), Patience(PATIENCE)) is None
 
 
 def test_a_node_that_joins_reads_the_headers_of_the_others(make_cluster: MakeCluster) -> None:

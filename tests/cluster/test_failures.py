@@ -145,6 +145,7 @@ def test_a_node_that_comes_back_is_another_one(make_cluster: MakeCluster, make_n
     assert again.ask("get", key, SIZE) == "right" and torch.equal(here.get(key), value_of(key, SIZE))
 
 
+@pytest.mark.parametrize("link", ["nixl"])
 @pytest.mark.usefixtures("way")
 def test_reads_go_on_while_the_owner_is_stopped(make_cluster: MakeCluster, make_node: MakeNode) -> None:
     """Over shared memory a read needs nothing of the owner's process."""
@@ -189,6 +190,7 @@ def _puts(member: NanoKVCluster, node: str) -> bool:
     return True
 
 
+@pytest.mark.parametrize("link", ["nixl"])
 def test_over_tcp_a_stopped_owner_is_lost_and_late_bytes_reach_nobody(
     make_cluster: MakeCluster, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +244,7 @@ def _reads(member: NanoKVCluster, key: str, nbytes: int) -> bool:
     return True
 
 
+@pytest.mark.parametrize("link", ["nixl"])
 def test_a_thread_that_still_reads_from_a_peer_that_was_let_go(make_cluster: MakeCluster) -> None:
     here, _ = make_cluster()
     link, number = here.member.link, here.member.nodes["n1"].world().peer
@@ -276,6 +279,7 @@ def test_a_producer_that_is_killed_leaves_nothing(make_cluster: MakeCluster, mak
         here.world.clear()
 
 
+@pytest.mark.parametrize("link", ["nixl"])
 def test_a_segment_that_was_made_anew_is_not_read(make_cluster: MakeCluster) -> None:
     """What lies where a card says must be what the card was made of."""
     one, two = make_cluster(2)

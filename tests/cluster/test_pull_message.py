@@ -22,13 +22,14 @@ from nanokv.transfer.descriptors import describe
 from tests.support.faults import Calls
 
 from .conftest import PAGE, MakeCluster
+from .network import asked
 
 BYTES = 100
 STATS = "used_pages", "free_pages", "unfinished"
 Change = Callable[[Records], None]
 
 
-def asked(count: int = 2, brought: bytes = bytes(2 * BYTES)) -> Question:
+def right(count: int = 2, brought: bytes = bytes(2 * BYTES)) -> Question:
     """A question that is right: `count` objects of BYTES, which it brings."""
     pulls = np.zeros(count, PULL.dtype)
     pulls["key_hash"], pulls["key_check"], pulls["rank"] = np.arange(count) + 7, np.arange(count) + 11, 0
@@ -38,10 +39,10 @@ def asked(count: int = 2, brought: bytes = bytes(2 * BYTES)) -> Question:
 
 
 def test_a_question_comes_as_it_went() -> None:
-    for question in (asked(), asked(1, b"")._replace(card=b"card", ticket=64, number=9, timeout=2.5)):
+    for question in (right(), right(1, b"")._replace(card=b"card", ticket=64, number=9, timeout=2.5)):
         got = Question.unpacked(question.packed())
         assert np.array_equal(got.pulls, question.pulls) and got[1:] == question[1:]
-    pulls = asked().pulls
+    pulls = right().pulls
     assert answered(answer_of(pulls), 2)["rank"].tolist() == [0, 0]
     with pytest.raises(BadMessage, match="an answer about 3 pulls"):
         answered(answer_of(pulls), 3)
@@ -55,7 +56,7 @@ def test_no_bytes_break_the_reader(body: bytes) -> None:
 
 @given(st.integers(0, HEAD.size + 2 * PULL.size + 2 * BYTES - 1), st.integers(0, 255))
 def test_a_changed_byte_is_refused_or_stays_within_bounds(at: int, value: int) -> None:
-    body = bytearray(asked().packed())
+    body = bytearray(right().packed())
     body[at] = value
     try:
         question = Question.unpacked(bytes(body))
@@ -68,7 +69,7 @@ def test_a_changed_byte_is_refused_or_stays_within_bounds(at: int, value: int) -
 
 @pytest.mark.parametrize(("source", "nbytes"), [(-1, 1), (0, 201), (200, 1), (1 << 62, 1 << 62), (0, -1), (101, 100)])
 def test_what_is_not_within_its_bytes(source: int, nbytes: int) -> None:
-    question = asked()
+    question = right()
     question.pulls["source"][1], question.pulls["nbytes"][1] = source, nbytes
     with pytest.raises(BadMessage, match="not within the 200 bytes"):
         Question.unpacked(question.packed())
@@ -77,9 +78,13 @@ def test_what_is_not_within_its_bytes(source: int, nbytes: int) -> None:
 # --- a member that is asked so ---
 def ask(member: NanoKVCluster, question: Question) -> bytes:
     """Ask node n1 as a member of the cluster, which has the secret."""
-    to = member.member.nodes["n1"].cards[0]
-    asker = member.member.asker
-    return asker.ask(to.messages, to.member, Kind.PULL, question.packed(), 10.0, to_incarnation=to.incarnation)
+    return asked(member, "n1", Kind.PULL, question.packed())
+
+
+@pytest.fixture
+def link() -> str:
+    """Only there are pulls."""
+    return "nixl"
 
 
 def set_field(name: str, value: Any) -> Change:
@@ -105,12 +110,12 @@ def test_a_wrong_question_gets_an_error_and_changes_nothing(
     make_cluster: MakeCluster, change: Change, why: str
 ) -> None:
     one, two = make_cluster()
-    question = asked()
+    question = right()
     change(question.pulls)
     with pytest.raises(Refused, match=why):
         ask(one, question)
     assert two.world.stats()["used_pages"] == 0 and not two.world.stats()["unfinished"]
-    assert answered(ask(one, asked()), 2)["status"].tolist() == [0, 0]  # it goes on
+    assert answered(ask(one, right()), 2)["status"].tolist() == [0, 0]  # it goes on
 
 
 MOST = (1 << 63) - 1
@@ -137,7 +142,7 @@ def test_a_wrong_address_reaches_no_link(
 ) -> None:
     """Of a third node, too: its link's process would end."""
     one, two = shared_pair
-    question = asked(1, b"")._replace(ticket=4096, card=one.member.link.card())
+    question = right(1, b"")._replace(ticket=4096, card=one.member.link.card())
     question.pulls["source"] = 4096
     for name, value in fields.items():
         question.pulls[name] = value
@@ -162,7 +167,7 @@ BODIES: dict[str, tuple[Kind, bytes]] = {
     "half a number": (Kind.OVER, bytes(4)),
     "a number that is 0": (Kind.OVER, bytes(8)),
     "too many numbers": (Kind.OVER, b"x" * 8 * 4097),
-    "half a pull": (Kind.PULL, asked().packed()[:-3]),
+    "half a pull": (Kind.PULL, right().packed()[:-3]),
     "no pull": (Kind.PULL, b""),
 }
 
@@ -171,16 +176,16 @@ BODIES: dict[str, tuple[Kind, bytes]] = {
 def test_a_body_that_no_member_sends_is_refused(shared_pair: list[NanoKVCluster], kind: Kind, body: bytes) -> None:
     one, two = shared_pair
     failed = two.stats()["messages_dropped_failed"]
-    to = one.member.nodes["n1"].cards[0]
     with pytest.raises(Refused, match="BadMessage"):
-        one.member.asker.ask(to.messages, to.member, kind, body, 10.0, to_incarnation=to.incarnation)
+        asked(one, "n1", kind, body)
     assert two.stats()["messages_dropped_failed"] == failed + 1
 
 
 @pytest.mark.parametrize("body", [b"", bytes(7), np.array([99]).tobytes(), np.array([-1]).tobytes()])
-def test_an_answer_that_is_none_is_no_answer(shared_pair: list[NanoKVCluster], calls: Calls, body: bytes) -> None:
-    one, _ = shared_pair
-    calls.answer(one.member.asker, "ask", body)
+@pytest.mark.parametrize("link", ["nixl alone"])
+def test_an_answer_that_is_none_is_no_answer(make_cluster: MakeCluster, calls: Calls, body: bytes) -> None:
+    one, _ = make_cluster()
+    calls.answer(one.member.ways, "ask", body)
     for call in (
         lambda: one.remove("x"),
         lambda: one.remove_many(["x"]),
@@ -198,7 +203,14 @@ def test_cards_that_contradict_themselves(shared_pair: list[NanoKVCluster]) -> N
     assert Card.opened(card.sealed(secret), secret) == card
     for wrong in (
         *({"rank": 1}, {"rank": -1}, {"incarnation": 0}, {"incarnation": 1 << 63}, {"bases": ()}, {"bases": (-4096,)}),
-        *({"bases": (MOST,)}, {"controls": (b"short",)}, {"controls": ()}, {"node": 3}, {"messages": "tcp://x"}),
+        *(
+            {"bases": (MOST,)},
+            {"controls": (b"short",)},
+            {"controls": ()},
+            {"node": 3},
+            {"wire": "tcp://x"},
+            {"serves": 1},
+        ),
     ):
         with pytest.raises(CardRefused, match="cannot be read"):
             Card.opened(replace(card, **wrong).sealed(secret), secret)
@@ -210,11 +222,11 @@ def test_a_wrong_question_about_memory_of_the_producer(make_cluster: MakeCluster
     one.put("first", torch.zeros(20_000), preferred_segment=("n1", 0))  # it knows the link's card now
     before = two.world.stats()
     for nbytes, why in ((1 << 50, "an object has 0 to"), (-5, "an object has 0 to")):
-        question = asked(1, b"")
+        question = right(1, b"")
         question.pulls["nbytes"] = nbytes
         with pytest.raises(Refused, match=why):
             ask(one, question)
-    question = asked(1, b"")
+    question = right(1, b"")
     question.pulls["source"] = 4096
     question = question._replace(ticket=4096)
     assert ask(one, question) == NEEDS_CARD  # as if its link had been lost

@@ -26,12 +26,19 @@ from tests.support.faults import Calls, Limits
 from tests.support.until import until
 
 from .conftest import MakeCluster
-from .network import Network, over_link
+from .network import Network, asked, over_link
 
 LARGE = torch.arange(50_000)
 
 
+@pytest.fixture
+def link() -> str:
+    """What the owner pulls, it pulls over a link."""
+    return "nixl"
+
+
 # --- a full owner ---
+@pytest.mark.parametrize("link", ["nixl alone"])
 def test_an_owner_without_room_answers_others_meanwhile(make_cluster: MakeCluster, calls: Calls) -> None:
     """Each of its steps is short, whatever the number of objects; and it gives up in time for its answer."""
     one, two = make_cluster(world={"evict": False}, heap_bytes=1 << 20)
@@ -53,6 +60,7 @@ def test_an_owner_without_room_answers_others_meanwhile(make_cluster: MakeCluste
     assert not two.world.stats()["unfinished"]
 
 
+@pytest.mark.parametrize("link", ["nixl alone"])
 def test_what_has_room_is_stored_though_others_have_none(make_cluster: MakeCluster) -> None:
     one, two = make_cluster(world={"evict": False}, heap_bytes=1 << 20)
     outcomes = one.put_many([f"x{i}" for i in range(400)], torch.ones(400, 4), preferred_segment=("n1", 0))
@@ -108,11 +116,9 @@ def test_memory_is_free_again_when_the_owner_reads_no_more(make_cluster: MakeClu
         with pytest.raises(PeerLost, match="did not answer"):
             one.put(f"x{i}", LARGE, preferred_segment=("n1", 0))
     assert one.stats()["late_puts"] == 3 and one.stats()["late_put_bytes"] == 3 * LARGE.nbytes
-    to = one.member.nodes["n1"].cards[0]
     numbers = [number for kept in over_link(one)[1].kept.members.values() for number in kept]
     body = numbers_message(numbers)
-    asker = one.member.asker
-    assert asker.ask(to.messages, to.member, Kind.OVER, body, 10.0, to_incarnation=to.incarnation) == bytes(3)
+    assert asked(one, "n1", Kind.OVER, body) == bytes(3)
     calls.go_on()
     until(lambda: one.stats()["late_puts"] == 0, "the end of the pulls")
     assert one.stats()["late_put_bytes"] == 0 and not any(two.world.exists(f"x{i}") for i in range(3))
@@ -123,17 +129,14 @@ def test_memory_is_free_again_when_the_owner_reads_no_more(make_cluster: MakeClu
 def test_a_question_that_was_given_up_is_not_taken_any_more(make_cluster: MakeCluster) -> None:
     """It came late, after the producer was told that nobody would read."""
     one, two = make_cluster()
-    to, asker = one.member.nodes["n1"].cards[0], one.member.asker
     pulls = np.zeros(1, PULL.dtype)
     pulls["nbytes"], pulls["what"] = describe(torch.zeros(100, dtype=torch.uint8))
     question = Question(pulls, b"", 0, 77, 1.0, bytes(100))
     body = numbers_message([77, 78])
-    assert asker.ask(to.messages, to.member, Kind.OVER, body, 10.0, to_incarnation=to.incarnation) == b"\1\1"
+    assert asked(one, "n1", Kind.OVER, body) == b"\1\1"
     with pytest.raises(Refused, match="question 77 was given up"):
-        asker.ask(to.messages, to.member, Kind.PULL, question.packed(), 10.0, to_incarnation=to.incarnation)
-    asker.ask(
-        to.messages, to.member, Kind.PULL, question._replace(number=79).packed(), 10.0, to_incarnation=to.incarnation
-    )
+        asked(one, "n1", Kind.PULL, question.packed())
+    asked(one, "n1", Kind.PULL, question._replace(number=79).packed())
     two.world.flush()
     assert two.world.segment_count() == 1
 

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from nanokv.cluster import NanoKVCluster
-from nanokv.cluster.nodes import Node
+from nanokv.cluster import NanoKVCluster, nodes
 from nanokv.errors import KeyNotFound, ObjectPinned, PeerLost, WaitTimeout
-from tests.support.faults import Calls
+from tests.support.faults import Limits
 from tests.support.until import until
 
 from .conftest import MakeCluster, key_of
@@ -111,15 +110,16 @@ CALLS: dict[str, Callable[[NanoKVCluster, str], Any]] = {
 
 @pytest.mark.parametrize("lost", ["raise", "miss"])
 def test_a_node_that_is_known_to_have_an_object_and_is_silent_may_have_it(
-    make_cluster: MakeCluster, calls: Calls, lost: str
+    make_cluster: MakeCluster, network: Network, limits: Limits, lost: str
 ) -> None:
+    limits(nodes, AVOIDED=0.0)
     members = make_cluster(4, lost=lost)
     one = members[0]
     homes = {f"k{i}": {each.of(one.digest(f"k{i}")) for each in one.member.nodes.homes} for i in range(200)}
-    key = next(key for key, nodes in homes.items() if "n3" not in nodes)
-    other = next(other for other, nodes in homes.items() if "n3" not in nodes and other != key)
+    key = next(key for key, found in homes.items() if "n3" not in found)
+    other = next(other for other, found in homes.items() if "n3" not in found and other != key)
     one.put(key, NEW, preferred_segment=("n3", 0))
-    calls.fail(Node, "world", PeerLost("node n3 does not answer"), when=lambda node: node.name == "n3")
+    network.loses_messages("n3.0")
     for call in CALLS.values():
         if lost == "raise":
             with pytest.raises(PeerLost, match="node n3"):
@@ -130,7 +130,7 @@ def test_a_node_that_is_known_to_have_an_object_and_is_silent_may_have_it(
         one.wait([key], timeout=0.01)
     assert one.stats()["peer_lost"] >= len(CALLS)
     assert one.get(other, None) is None  # of which nothing is known
-    calls.go_on()
+    network.is_well()
     assert torch.equal(one.get(key), NEW)
 
 
@@ -138,7 +138,7 @@ def test_a_hint_that_is_old_leads_to_the_node_still(make_cluster: MakeCluster, n
     """The object lies there in another place: it was put anew, and the event has not come."""
     one, two, _ = make_cluster(3)
     homes = {f"k{i}": {each.of(one.digest(f"k{i}")) for each in one.member.nodes.homes} for i in range(200)}
-    key = next(key for key, nodes in homes.items() if "n1" not in nodes)
+    key = next(key for key, found in homes.items() if "n1" not in found)
     one.put(key, OLD, preferred_segment=("n1", 0))
     network.loses_events()
     two.world.remove(key)

@@ -58,7 +58,7 @@ def test_joins_lose_nothing_up_to_the_last_that_are_thought_away_and_then_they_d
 
 def test_the_nodes_that_are_asked_are_those_of_a_cluster() -> None:
     no_link: Any = None
-    nodes = Nodes("node-0", no_link, b"", 0)
+    nodes = Nodes("node-0", no_link, b"", 0, True)
     asked: set[int] = set()
     for i in range(1, 12):
         asked.add(len(nodes.homes))

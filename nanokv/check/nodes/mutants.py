@@ -39,7 +39,6 @@ def _keys_alike() -> None:
 def _acknowledged_early() -> None:
     """A put to another node returns before the owner has committed it, and whether it does or not."""
 
-
     def delayed(put_each: Callable[..., Any]) -> Callable[..., Any]:
         def put_later(self: object, node: Any, keys: Any, *rest: Any) -> Any:
             def put() -> None:
