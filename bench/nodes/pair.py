@@ -38,18 +38,20 @@ class Pair(AbstractContextManager["Pair"]):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nanokv-bench-")))
             members = folder / "members"
             members.mkdir()
-            environment = dict(TRANSPORTS[transport])
+            way = TRANSPORTS[transport]
+            environment = dict(way.environment)
             page_bytes = max(size, LEAST_PAGE)
             place_bytes = min(128 * page_bytes, 8 * MIB)
             arguments: list[int | str] = [
                 str(members),
+                way.link,
                 HEAP_BYTES,
                 page_bytes,
                 PLACES_BYTES // place_bytes,
                 place_bytes,
             ]
             owner = Ours("nanokv.bench.nodes.owner", folder, stack, arguments, environment)
-            commands = partial(NodeReader, str(members), owner.note(), place_bytes)
+            commands = partial(NodeReader, str(members), transport, owner.note(), place_bytes)
             reader = ReaderProcess("the reader", commands, environment=environment, log=folder / "reader.log")
             self._reader = stack.enter_context(reader)
             self._stack = stack.pop_all()

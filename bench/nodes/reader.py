@@ -1,4 +1,4 @@
-"""The process that measures: a node that reads from the owner and puts to it, call by call beside bare transfers."""
+"""The process that measures: a node that gets from the owner and puts to it, call by call beside bare transfers."""
 
 import ctypes
 import itertools
@@ -12,11 +12,12 @@ import numpy as np
 import torch
 
 from nanokv import NanoKVCache
+from nanokv.bench.nodes.echo import Echo
 from nanokv.bench.nodes.owner import NODE, PATIENCE
+from nanokv.bench.nodes.transports import TRANSPORTS
 from nanokv.bench.suite.settings import KIB, MIB
 from nanokv.check.command_process import Commands
-from nanokv.cluster.cluster import NanoKVCluster
-from nanokv.cluster.kinds import Kind
+from nanokv.cluster import NanoKVCluster, place
 from nanokv.cluster.links.nixl import NixlLink
 from nanokv.device.fabric.records import ENDED
 from nanokv.device.machines.native_code import fabric_code
@@ -112,7 +113,8 @@ RING = 4  #: objects of a size, and batches of a size
 SMALL_HEAP = 1 * MIB
 NODES = 3
 
-OURS, BARE = "NanoKV", "NIXL alone"
+OURS, BARE = "NanoKV", "the bytes alone"
+ANSWER = 64  #: bytes of an answer that has no object, and of a question that brings none
 
 
 class ReadWay(NamedTuple):
@@ -128,15 +130,22 @@ Ways = dict[str, dict[str, ReadWay]]  #: by call and system
 class NodeReader(Commands):
     """The nodes "cold", which remembers no locations, and "warm", which does."""
 
-    def __init__(self, folder: str, places: Sequence[int], place_bytes: int) -> None:
+    def __init__(self, folder: str, transport: str, owner: dict[str, Any], place_bytes: int) -> None:
         torch.set_num_threads(1)
+        way = TRANSPORTS[transport]
+        if not way.is_near:
+            place.here = str  # type: ignore[assignment]  # nobody knows where it is, so it takes no UNIX socket
         self._worlds = [NanoKVCache(SMALL_HEAP, page_bytes=4096, evict=False) for _ in range(2)]
         url = f"file://{folder}"
-        self.cold = NanoKVCluster(self._worlds[0], url, node="cold", timeout=PATIENCE, locations=0)
-        self.warm = NanoKVCluster(self._worlds[1], url, node="warm", timeout=PATIENCE)
+        usual = {"timeout": PATIENCE, "link": way.link}
+        self.cold = NanoKVCluster(self._worlds[0], url, node="cold", locations=0, **usual)
+        self.warm = NanoKVCluster(self._worlds[1], url, node="warm", **usual)
         self._memory = torch.zeros(PLACE_BYTES, dtype=torch.uint8)
         self.warm.register(self._memory)
-        self.bare = Bare(self.warm, NODE, self._memory.data_ptr(), places, place_bytes)
+        self._echo = Echo(owner["echo"][0 if way.is_near else 1], self._memory.data_ptr())
+        self.bare: Bare | None = None
+        if way.link == "nixl":
+            self.bare = Bare(self.warm, NODE, self._memory.data_ptr(), owner["places"], place_bytes)
         self._count = 0
         while len(self.cold.nodes) < len(self.warm.nodes) or len(self.warm.nodes) < NODES:
             time.sleep(0.01)
@@ -148,7 +157,10 @@ class NodeReader(Commands):
 
     # --- what is measured ---
     def get(self, nbytes: int) -> Ways:
-        """A get of one object. A small one is as good as its rounds: it stands beside as many reads of a line."""
+        """A get of one object, beside one bare exchange.
+
+        Over NIXL beside reads: a small object is as good as its rounds, and stands beside as many reads of a line.
+        """
         keys = self._keys(f"{nbytes}", RING)
         for key in keys:
             if not self.warm.exists(key):
@@ -159,8 +171,10 @@ class NodeReader(Commands):
             return ReadWay(lambda i: cluster.get(keys[i]), lambda got: bool(got[-1] == 1))
 
         def bare(rounds: int) -> ReadWay:
-            small = nbytes <= KIB
-            return ReadWay(lambda i: self.bare.read(LINE if small else nbytes, rounds if small else 1))
+            small, read = nbytes <= KIB, self.bare
+            if read is None:
+                return ReadWay(lambda i: self._echo.exchange(ANSWER, nbytes))
+            return ReadWay(lambda i: read.read(LINE if small else nbytes, rounds if small else 1))
 
         return {
             "get": {OURS: ours(self.cold), BARE: bare(4)},
@@ -172,22 +186,25 @@ class NodeReader(Commands):
             self.warm.member.events.wait(self.warm.member.events.heard, 0.01)
 
     def put(self, nbytes: int) -> Ways:
-        """A put of one object, of registered memory, beside a bare write and an echo."""
+        """A put of one object, of registered memory, beside one bare exchange; over NIXL, a bare write and one."""
         tensor = self._memory[:nbytes]
 
         def put(i: int) -> None:
             self._count += 1
             self.warm.put(f"put {self._count}", tensor, preferred_segment=(NODE, 0))
 
-        return {"put": {OURS: ReadWay(put), BARE: ReadWay(lambda i: self._write_and_echo(nbytes))}}
+        return {"put": {OURS: ReadWay(put), BARE: ReadWay(lambda i: self._send(nbytes))}}
 
-    def _write_and_echo(self, nbytes: int) -> None:
-        self.bare.write(nbytes)
-        to = self.warm.member.nodes[NODE].cards[0]
-        self.warm.member.asker.ask(to.messages, to.member, Kind.REMOVE, b"", PATIENCE, to_incarnation=to.incarnation)
+    def _send(self, nbytes: int) -> None:
+        """Bring bytes to the owner, and hear that they are there."""
+        if self.bare is None:
+            self._echo.exchange(nbytes, ANSWER)
+        else:
+            self.bare.write(nbytes)
+            self._echo.exchange(ANSWER, ANSWER)
 
     def get_many(self, nbytes: int) -> Ways:
-        """A batch in one call, in the order in which it was put, beside one bare read of as many bytes."""
+        """A batch in one call, in the order in which it was put, beside one bare transfer of as many bytes."""
         keys = [self._keys(f"batch {nbytes} {k}", BATCH) for k in range(RING)]
         tensors, dsts = (torch.full((BATCH, nbytes), k, dtype=torch.uint8) for k in (1, 0))
         for some in keys:
@@ -203,15 +220,22 @@ class NodeReader(Commands):
             )
 
         anew = ReadWay(lambda i: self.warm.get_many(digests[i]), lambda got: all(bool(each[-1] == 1) for each in got))
-        bare = ReadWay(lambda i: self.bare.read(BATCH * nbytes))
+        bare = ReadWay(lambda i: self._receive(BATCH * nbytes))
         return {
             f"get_many of {BATCH}": {OURS: into_rows(self.cold), BARE: bare},
             f"get_many of {BATCH}, locations known": {OURS: into_rows(self.warm), BARE: bare},
             f"get_many of {BATCH}, locations known, new tensors": {OURS: anew, BARE: bare},
         }
 
+    def _receive(self, nbytes: int) -> None:
+        """Bring bytes from the owner."""
+        if self.bare is None:
+            self._echo.exchange(ANSWER, nbytes)
+        else:
+            self.bare.read(nbytes)
+
     def put_many(self, nbytes: int) -> Ways:
-        """A batch in one call, of registered memory, beside one bare write and an echo."""
+        """A batch in one call, of registered memory, beside the same as a put."""
         tensors = self._memory[: BATCH * nbytes].view(BATCH, nbytes)
 
         def put(i: int) -> Any:
@@ -219,7 +243,7 @@ class NodeReader(Commands):
             keys = [f"put {self._count} {k}" for k in range(BATCH)]
             return self.warm.put_many(keys, tensors, preferred_segment=(NODE, 0))
 
-        bare = ReadWay(lambda i: self._write_and_echo(BATCH * nbytes))
+        bare = ReadWay(lambda i: self._send(BATCH * nbytes))
         return {f"put_many of {BATCH}": {OURS: ReadWay(put, lambda errors: not any(errors)), BARE: bare}}
 
     # --- a lap ---

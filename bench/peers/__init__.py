@@ -8,7 +8,7 @@ isolation       a network of its own for each of these processes, with loopback 
 server          the processes that a system starts and ends
 mapped          shared memory without a name
 systems         all of them
-nanokv_cluster  NanoKV between two nodes of a cluster: over TCP, and by shared memory, as UCX moves the bytes
+nanokv_cluster  NanoKV between two nodes of a cluster: over the wire, and over NIXL
 
 copy, shared_memory, nanokv, nanokv_mooncake, gloo, lmcache, mooncake, nixl, redis: the systems, one a file.
 """

@@ -1,8 +1,8 @@
-"""NanoKV between two nodes of a cluster: over TCP, and by shared memory, as UCX moves the bytes."""
+"""NanoKV between two nodes of a cluster: over the wire, and over NIXL."""
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -20,23 +20,28 @@ class _NanoKVCluster(System):
     """The owner of the objects is the home of their keys, as for any key that no other node is preferred for."""
 
     module = "zmq"
-    packages = ("nanokv", "nixl", "nixl-cu12", "pyzmq")
-    transport: ClassVar[Mapping[str, str]]
+    packages: ClassVar[tuple[str, ...]] = ("nanokv", "pyzmq")
+    transport: ClassVar[str]
 
     def start(self) -> None:
-        os.environ.update(self.transport)
+        way = TRANSPORTS[self.transport]
+        os.environ.update(way.environment)
         from nanokv import NanoKVCache
         from nanokv.bench.nodes.owner import NODE, PATIENCE
-        from nanokv.cluster import NanoKVCluster
+        from nanokv.cluster import NanoKVCluster, place
+
+        if not way.is_near:
+            place.here = str  # type: ignore[assignment]  # nobody knows where it is, so it takes no UNIX socket
 
         folder = self.folder()
         members = folder / "members"
         members.mkdir()
         page = max(self.ring.size, _PAGE)
         heap = (self.ring.slots + 2) * page + 64 * MIB
-        Ours("nanokv.bench.nodes.owner", folder, self.stack, [str(members), heap, page, 0, page], self.transport).note()
+        arguments: list[int | str] = [str(members), way.link, heap, page, 0, page]
+        Ours("nanokv.bench.nodes.owner", folder, self.stack, arguments, way.environment).note()
         world = self.stack.enter_context(NanoKVCache(_SMALL_HEAP, page_bytes=_PAGE))
-        cluster = NanoKVCluster(world, f"file://{members}", node="client", timeout=PATIENCE)
+        cluster = NanoKVCluster(world, f"file://{members}", node="client", timeout=PATIENCE, link=way.link)
         self._cluster, self._there = self.stack.enter_context(cluster), NODE
         if self._there not in cluster.nodes:
             raise SystemFailed(f"the cluster has the nodes {', '.join(cluster.nodes)}")
@@ -67,25 +72,36 @@ class _NanoKVCluster(System):
 
 
 class NanoKVClusterTCP(_NanoKVCluster):
-    """All bytes over TCP."""
+    """All bytes over the wire, by TCP, as between hosts."""
 
     name = "NanoKV cluster, TCP"
-    transport = TRANSPORTS["TCP"]
+    transport = "wire, TCP"
     guarantees = Guarantees(
         keys="yes, hashed in the call",
         allocation="by the owner, which is asked by each put",
-        process="the memory is another process's, where a thread of UCX sends what a get reads, and one pulls a put",
-        copies="by the kernel's TCP over loopback, into a socket and out of it; 1 more in a get",
+        process="the memory is another process's, where a native thread answers",
+        copies="by the kernel's TCP over loopback: out of the caller's memory, and into the object",
         checksum="off, as by default",
         promise="every node can get the object, which has one copy; torn reads are noticed and repeated",
     )
 
 
-class NanoKVClusterSharedMemory(_NanoKVCluster):
-    """A cluster between processes of a host: a get reads the owner's memory, which need not run."""
+class NanoKVClusterUnix(_NanoKVCluster):
+    """All bytes over the wire, by a UNIX socket, as between processes of a host."""
 
-    name = "NanoKV cluster, shared memory"
-    transport = TRANSPORTS["shared memory"]
+    name = "NanoKV cluster, UNIX socket"
+    transport = "wire, UNIX socket"
+    guarantees = NanoKVClusterTCP.guarantees._replace(
+        copies="by the kernel: out of the caller's memory, and into the object"
+    )
+
+
+class NanoKVClusterNixl(_NanoKVCluster):
+    """A cluster over NIXL's shared memory: a get reads the owner's memory, which need not run."""
+
+    name = "NanoKV cluster, NIXL shared memory"
+    packages = ("nanokv", "nixl", "nixl-cu12", "pyzmq")
+    transport = "NIXL, shared memory"
     guarantees = NanoKVClusterTCP.guarantees._replace(
         process="the memory is another process's, which is asked by puts alone",
         copies="1 and 2, by the kernel (cross-memory attach), and out of memory that is registered",

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from nanokv.bench.nodes.transports import TRANSPORTS
 from nanokv.bench.questions import cluster
 from nanokv.bench.suite.settings import KIB, MIB, Settings
 from nanokv.bench.suite.worlds import Worlds
@@ -18,14 +19,14 @@ SIZES = (4 * KIB, 64 * KIB, 8 * MIB)
 
 @pytest.fixture(autouse=True)
 def links() -> None:
-    why = cluster.why_not(Settings())
+    why = cluster.why_not(Settings()) or cluster.lacks_nixl()
     if why:
         leave_out("nixl", why)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.exhaustive
-def test_every_call_stands_beside_nixl_alone(limits: Limits) -> None:
+def test_every_call_stands_beside_the_bytes_alone(limits: Limits) -> None:
     asked = {size: cluster.ASKED[size] for size in SIZES}
     most = max(most for calls in asked.values() for _, most in calls)
     calls = [{call for each in sizes.values() for call, _ in each} for sizes in (asked, cluster.ASKED)]
@@ -37,15 +38,16 @@ def test_every_call_stands_beside_nixl_alone(limits: Limits) -> None:
         check_latency(figure, min(TINY.rounds, most))
     systems = Counter(figure.case["system"] for figure in figures)
     assert len(systems) == 2 and len(set(systems.values())) == 1
-    assert {figure.case["transport"] for figure in figures} == {"shared memory", "TCP"}
+    assert {figure.case["transport"] for figure in figures} == set(TRANSPORTS)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.exhaustive
-def test_one_size_and_a_reader_that_ends() -> None:
+@pytest.mark.parametrize("transport", ["wire, TCP", "NIXL, shared memory"])
+def test_one_size_and_a_reader_that_ends(transport: str) -> None:
     from nanokv.bench.nodes.pair import Pair
 
-    with Pair("shared memory", 4 * KIB) as pair:
+    with Pair(transport, 4 * KIB) as pair:
         for what, calls in (("get", 2), ("put", 1), ("get_many", 3), ("put_many", 1)):
             for systems in pair.lap(what, 4 * KIB, 3).values():
                 assert len(systems) == 2 and all(len(found) == 3 and min(found) > 0 for found in systems.values())
