@@ -278,6 +278,16 @@ def node_of(table: tl.int64, mask: tl.int64, key_hash: tl.int64, key_check: tl.i
 
 
 @triton.jit
+def size_of(table: tl.int64, mask: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+    """How many bytes the object of a key has, as far as is known; 0: nothing is."""
+    entry = entry_of(table, mask, key_hash, key_check)
+    size = word(0)
+    if entry != 0:
+        size = field(entry, L_NBYTES)
+    return size
+
+
+@triton.jit
 def nodes_of(table: tl.int64, mask: tl.int64, keys: tl.int64, count: tl.int64, out: tl.int64) -> None:
     """`node_of` of `count` keys, two words each, as words at `out`."""
     i = word(0)

@@ -158,9 +158,9 @@ PULL = Record(
         Field(
             "source", "<i8", "the producer's address of its bytes; or their offset in those that the question brings"
         ),
-        Field("rank", "<i8", "the rank whose segment gets it; -1: the key's home rank"),
-        # what the owner has begun
+        # these five are what the owner has begun, as in PULLED
         Field("status", "<i8", "OK; or why there is no object"),
+        Field("rank", "<i8", "the rank whose segment gets it; -1: the key's home rank"),
         Field("slot", "<i8", "header slot"),
         Field("epoch", "<i8", "of the header"),
         Field("payload", "<i8", "offset of the first page"),
@@ -179,6 +179,9 @@ PULLED = Record(
     ],
 )
 
+#: where the end of a PULL begins, which is a PULLED
+PULLED_AT = PULL.offsets["status"]
+assert [PULL.offsets[name] - PULLED_AT for name in PULLED.offsets] == list(PULLED.offsets.values())
 P_KEY_HASH = PULL.at("key_hash")
 P_KEY_CHECK = PULL.at("key_check")
 P_NBYTES = PULL.at("nbytes")

@@ -65,6 +65,7 @@ FABRIC_ENTRIES = {
     "learn_put": NativeEntry(locations.learn_put, 0),
     "forget_node": NativeEntry(locations.forget_node, 0),
     "node_of": NativeEntry(locations.node_of, 1),
+    "size_of": NativeEntry(locations.size_of, 1),
     "nodes_of": NativeEntry(locations.nodes_of, 0),
     "recall": NativeEntry(locations.recall, 1),
     "home_node": NativeEntry(homes.home_node, 1),
@@ -94,5 +95,6 @@ WIRE_ENTRIES = {
     "receive_called": NativeEntry(asker.receive_called, 1),
     "put_one": NativeEntry(calls.put_one, 1, objects=2),
     "get_one": NativeEntry(calls.get_one, 1, objects=2),
+    "get_any": NativeEntry(calls.get_any, 1, objects=1),
     "siphash": NativeEntry(siphash.siphash, 0),
 }

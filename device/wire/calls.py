@@ -26,7 +26,8 @@ from nanokv.device.memory.triton import select, store64, word
 from nanokv.device.native.keys import digest_of
 from nanokv.device.native.python_objects import release_lock, take_lock
 from nanokv.device.native.tensors import described
-from nanokv.device.protocol.header import store_descriptor
+from nanokv.device.protocol.header import raw_bytes, store_descriptor
+from nanokv.device.protocol.structs import Descriptor, Key
 from nanokv.device.segment.host_records import NOT_ALIKE
 from nanokv.device.wire.asker import get_wanted, put_pulls
 from nanokv.device.wire.frames import of, put_in
@@ -81,26 +82,54 @@ def put_one(
 
 
 @triton.jit
-def get_one(
-    key: tl.int64, tensor: tl.int64, connection: tl.int64, scratch: tl.int64, hashing: tl.int64, look: tl.int64
+def ask_for(
+    connection: tl.int64,
+    scratch: tl.int64,
+    key: Key,
+    room: tl.int64,
+    descriptor: Descriptor,
+    any_size: tl.int64,
+    target: tl.int64,
 ) -> Any:
-    """Read an object of exactly a tensor's dtype and shape into it: as `put_one`.
+    """Read one object to an address: a Status, or how the exchange failed.
 
     Args:
         scratch: address of room for a GOT, behind it a WANTED and a word.
     """
-    known, digest = digest_of(key, hashing)
-    target, nbytes, descriptor = described(tensor, look)
-    if (not known) | (target == NOT_ALIKE):
-        return word(UNUSUAL_CALL)
     wanted = scratch + GOT_BYTES
-    put_in(wanted, W_HASH, digest.hash)
-    put_in(wanted, W_CHECK, digest.check)
-    put_in(wanted, W_ROOM, nbytes)
+    put_in(wanted, W_HASH, key.hash)
+    put_in(wanted, W_CHECK, key.check)
+    put_in(wanted, W_ROOM, room)
     store_descriptor(wanted + W_WHAT, descriptor)
-    put_in(wanted, W_ANY_SIZE, word(0))
+    put_in(wanted, W_ANY_SIZE, any_size)
     store64(wanted + WANTED_BYTES, target, "relaxed")
     lock = release_lock()
     how = get_wanted(connection, wanted, word(1), wanted + WANTED_BYTES, scratch)
     take_lock(lock)
     return select(how == DONE, of(scratch, G_STATUS), how)
+
+
+@triton.jit
+def get_one(
+    key: tl.int64, tensor: tl.int64, connection: tl.int64, scratch: tl.int64, hashing: tl.int64, look: tl.int64
+) -> Any:
+    """Read an object of exactly a tensor's dtype and shape into it: as `put_one`. scratch: as of `ask_for`."""
+    known, digest = digest_of(key, hashing)
+    target, nbytes, descriptor = described(tensor, look)
+    if (not known) | (target == NOT_ALIKE):
+        return word(UNUSUAL_CALL)
+    return ask_for(connection, scratch, digest, nbytes, descriptor, word(0), target)
+
+
+@triton.jit
+def get_any(
+    key: tl.int64, target: tl.int64, room: tl.int64, connection: tl.int64, scratch: tl.int64, hashing: tl.int64
+) -> Any:
+    """Read an object of any dtype and shape, and of at most `room` bytes, to an address: as `get_one`.
+
+    What it is stands in the GOT at `scratch`; SIZE: it has more bytes, and none have come.
+    """
+    known, digest = digest_of(key, hashing)
+    if not known:
+        return word(UNUSUAL_CALL)
+    return ask_for(connection, scratch, digest, room, raw_bytes(), word(1), target)

@@ -260,13 +260,12 @@ class NanoKVCluster:
         """Put to another node, once: a Status."""
         if tensor.nbytes > node.geometry.max_object_bytes:
             return int(Status.TOO_LARGE)
-        keys, member = np.array([digest], np.int64), self.member
+        member = self.member
         try:
-            answers = member.puts(node).put_each(node, keys, [tensor], rank, self._terms(hold), patience)
+            status = member.puts(node).put(node, digest, tensor, rank, self._terms(hold), patience)
         except PeerLost:
             member.counts.peer_lost += 1
             raise
-        status = int(answers["status"][0])
         if not status:
             member.counts.put(1, tensor.nbytes)
         return status

@@ -13,6 +13,7 @@ from nanokv.cluster.pull_message import Records
 from nanokv.cluster.remote_world import RemoteWorld
 from nanokv.cluster.workspace import Workspace
 from nanokv.device.fabric.locations import LOCATION, WAYS
+from nanokv.device.fabric.records import PULLED_AT
 from nanokv.device.machines.native_code import fabric_code
 from nanokv.device.machines.records import Words
 from nanokv.types import KeyDigest
@@ -36,7 +37,7 @@ class Locations:
         self._numbers: dict[WorldId, int] = {}
         self._names: list[str] = [""]
         self._code = fabric_code()
-        self._node_of = self._code["node_of"]
+        self._node_of, self._size_of = self._code["node_of"], self._code["size_of"]
 
     def _number(self, world: WorldId) -> int:
         if world not in self._numbers:
@@ -57,6 +58,13 @@ class Locations:
                 number, count = self._number(world), len(pulls)
                 self._code["learn_put"](self._address, self._mask, pulls.ctypes.data, found.ctypes.data, count, number)
 
+    def learn_one(self, world: WorldId, pull: bytes) -> None:
+        """Learn where an object of this process' own puts lies: a PULL, as the owner has answered it."""
+        if self._is_kept:
+            at = int(np.frombuffer(pull, np.uint8).ctypes.data)
+            with self._lock:
+                self._code["learn_put"](self._address, self._mask, at, at + PULLED_AT, 1, self._number(world))
+
     def learn_headers(self, world: WorldId, rank: int, first: int, headers: Words) -> None:
         """Learn the objects of copied headers, of the slots from `first` on. headers: int64 [n, 8]."""
         with self._lock:
@@ -74,6 +82,11 @@ class Locations:
     def node_of(self, key: KeyDigest) -> str | None:
         """The node that has the object of a key, as far as is known."""
         return self._names[self._node_of(self._address, self._mask, key[0], key[1])] or None
+
+    def size_of(self, key: KeyDigest) -> int:
+        """How many bytes the object of a key has, as far as is known; 0: nothing is."""
+        found: int = self._size_of(self._address, self._mask, key[0], key[1])
+        return found
 
     def nodes_of(self, keys: Words) -> tuple[Words, list[str]]:
         """The place of each key's node (int64 [n, 2]) in a list of names; 0: none is known."""

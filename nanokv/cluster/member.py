@@ -209,7 +209,7 @@ class Member:
     def _make_transfers(self) -> None:
         engine, timeout, ways = self._world.engine, self._options.timeout, self.ways
         self.locations, self.counts = Locations(self._options.locations), MemberCounts()
-        self._wire_gets = WireGets(ways, self.counts, engine.hasher)
+        self._wire_gets = WireGets(ways, self.staging, self.locations, self.counts, engine.hasher)
         self._wire_puts = WirePuts(ways, self.locations, engine.hasher)
         self.link_gets: RemoteGets | None = None
         self.link_puts: RemotePuts | None = None

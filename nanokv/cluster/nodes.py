@@ -32,6 +32,7 @@ class Node:
 
     Attributes:
         number: that no other node has.
+        cards: of its members, the lowest rank first.
         by_link: whether its objects go over the link, and not over the wire.
         serves: whether all of its members can be asked for objects over the wire.
 
@@ -43,20 +44,15 @@ class Node:
         self.name, self.number = name, number
         self._link, self._far = link, far
         self._lock = threading.Lock()
-        self._cards: dict[int, Card] = {}
+        self.cards: Sequence[Card] = []
         self._reached: tuple[Card, RemoteWorld] | None = None
         self.by_link, self.serves, self._is_over = False, True, False
         self._lost: dict[int, tuple[float, str]] = {}  # by incarnation: until when it is avoided, and why
 
     @property
-    def cards(self) -> list[Card]:
-        """The cards of its members, the lowest rank first."""
-        return [card for _, card in sorted(self._cards.items())]
-
-    @property
     def joined(self) -> int:
         """When its first member that is there came, in ns by its own clock."""
-        return min(card.incarnation for card in self._cards.values())
+        return min(card.incarnation for card in self.cards)
 
     @property
     def geometry(self) -> Geometry:
@@ -82,7 +78,7 @@ class Node:
         """Take the cards of all members, by rank."""
         with self._lock:
             gone = self._reached is not None and self._reached[0] not in cards.values()
-            self._cards = dict(cards)
+            self.cards = [card for _, card in sorted(cards.items())]
             self.by_link = any(map(self._has_link, cards.values()))
             self.serves = all(card.serves for card in cards.values())
             if gone:
@@ -175,7 +171,7 @@ class Node:
         """Let go of the node, which has left; or this process has (`ours`)."""
         with self._lock:
             self._is_over = ours
-            self._cards = {}
+            self.cards = []
             if self._reached is not None:
                 self._let_go()
 

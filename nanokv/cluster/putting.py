@@ -37,6 +37,7 @@ from nanokv.device.machines.records import Terms, Words
 from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.layout import WORD
 from nanokv.errors import PeerLost
+from nanokv.types import KeyDigest
 
 _TICKETS = 64
 _NO_TICKET = 0
@@ -75,6 +76,14 @@ class RemotePuts:
         self.told: dict[int, bytes] = {}  #: by incarnation of a member: the card of the link that it has
         self.kept = Kept(ways, timeout)
         self._unanswered = self.kept.members
+
+    def put(
+        self, node: Node, key: KeyDigest, tensor: torch.Tensor, rank: int | None, terms: Terms, patience: Patience
+    ) -> int:
+        """See `Puts`."""
+        if node.serves and are_few([tensor]):
+            return self._wire.put(node, key, tensor, rank, terms, patience)
+        return int(self.put_each(node, np.array([key], np.int64), [tensor], rank, terms, patience)["status"][0])
 
     def put_each(
         self,

@@ -72,6 +72,12 @@ class Gets(Protocol):
 class Puts(Protocol):
     """The puts and removals of one process on other nodes. All raise PeerLost: what was done is not known."""
 
+    def put(
+        self, node: Node, key: KeyDigest, tensor: torch.Tensor, rank: int | None, terms: Terms, patience: Patience
+    ) -> int:
+        """Put a plain tensor under a key: a Status."""
+        ...
+
     def put_each(
         self,
         node: Node,

@@ -5,6 +5,7 @@ whose exchange did not end well is closed; another one is made when it is needed
 """
 
 import contextlib
+import ctypes
 import os
 import socket
 import struct
@@ -24,8 +25,9 @@ from nanokv.cluster.resolving import address_of
 from nanokv.cluster.wire.handshake import WELCOME_BYTES, Greeting, NoHandshake
 from nanokv.device.fabric.records import PULL
 from nanokv.device.machines.native_code import wire_code
-from nanokv.device.machines.records import Words
-from nanokv.device.segment.layout import WORD
+from nanokv.device.machines.records import Descriptor, Words
+from nanokv.device.protocol.status import Status
+from nanokv.device.segment.layout import MAX_DIMS, WORD
 from nanokv.device.segment.record import words_of
 from nanokv.device.wire.calls import UNUSUAL_CALL
 from nanokv.device.wire.records import (
@@ -46,6 +48,7 @@ from nanokv.device.wire.records import (
     WRONG,
 )
 from nanokv.errors import CacheClosed, InvalidArgument
+from nanokv.types import KeyDigest
 
 SMALL = 64 * 1024  #: bytes of an object that is read without knowing its size
 _TICK = struct.pack("ll", 0, 100_000)  # struct timeval: a tenth of a second, the longest that a system call waits
@@ -53,6 +56,8 @@ _MOST_FREE = 16  #: connections that are kept for later
 _WHY = {BROKEN.value: "has gone", LATE.value: "did not answer", WRONG.value: "sends what is no answer"}
 _UNUSUAL: int = UNUSUAL_CALL.value
 _DONE: int = DONE.value
+_OK = int(Status.OK)
+_GOT_NBYTES, _GOT_WHAT = GOT.offsets["nbytes"] // WORD, GOT.offsets["what"] // WORD
 
 
 class Unreached(Unanswered):
@@ -64,6 +69,7 @@ class Connection:
 
     Attributes:
         at: address of its CONNECTION record. scratch: address of room for a PULL, or for a GOT, a WANTED and a word.
+        small: address of room for SMALL bytes.
 
     Raises:
         OSError, NoHandshake: it cannot be made.
@@ -95,15 +101,22 @@ class Connection:
         )
         row["input"], row["output"] = (room.ctypes.data for room in self._rooms)
         self.at, self.scratch = int(self._record.ctypes.data), int(self._scratch.ctypes.data)
-        self._words = words_of(self._record)
+        self._words, self._got = words_of(self._record), words_of(self._scratch)
+        self._bytes = self._got.cast("B")
+        self._small = np.empty(SMALL, np.uint8)  # untouched it takes no memory
+        self.small = int(self._small.ctypes.data)
 
     def give(self, timeout: float) -> None:
         """Let a member have so many seconds, from the last byte that moved."""
         self._words[_TIMEOUT] = int(timeout * 1e9)
 
-    def pull(self) -> npt.NDArray[Any]:
+    def pull(self) -> bytes:
         """The PULL at `scratch`, as the last put left it."""
-        return self._scratch[: PULL.size // WORD].view(PULL.dtype)
+        return self._bytes[: PULL.size].tobytes()
+
+    def got(self) -> tuple[int, Descriptor]:
+        """The size and the descriptor in the GOT at `scratch`, as the last get left it."""
+        return self._got[_GOT_NBYTES], tuple(self._got[_GOT_WHAT : _GOT_WHAT + 1 + MAX_DIMS])
 
     def head(self) -> Any:
         """The HEAD of the last answer."""
@@ -134,7 +147,7 @@ class WireClient:
         self.to, self._secret, self._me, self._addresses, self._spin = to, secret, me, addresses, spin
         self._code = wire_code()
         self._code.require_common()
-        self._put_one, self._get_one = self._code["put_one"], self._code["get_one"]
+        self._put_one, self._get_one, self._get_any = (self._code[name] for name in ("put_one", "get_one", "get_any"))
         self._free: list[Connection] = []
         self._busy: set[Connection] = set()
         self._lock = threading.Lock()
@@ -228,20 +241,48 @@ class WireClient:
     # --- objects ---
     def put_one(
         self, key: Any, tensor: torch.Tensor, rank: int, hashing: int, look: int, timeout: float
-    ) -> tuple[int, npt.NDArray[Any]] | None:
-        """Put a tensor: a Status, and PULL [1] as the owner has answered; None: Python must look at key and tensor."""
-        with self._exchange(timeout) as connection:
-            status = self._put_one(key, tensor, connection.at, connection.scratch, rank, hashing, look)
-            pull = connection.pull().copy()
-            self._done(connection, _DONE if status == _UNUSUAL else status)
+    ) -> tuple[int, bytes] | None:
+        """Put a tensor: a Status, and the PULL as the owner has answered it; None: Python must look at them."""
+        connection = self._take(timeout)
+        try:
+            status: int = self._put_one(key, tensor, connection.at, connection.scratch, rank, hashing, look)
+            pull = connection.pull()
+        except BaseException:
+            self._lose(connection)
+            raise
+        self._done(connection, _DONE if status == _UNUSUAL else status)
         return None if status == _UNUSUAL else (status, pull)
 
     def get_one(self, key: Any, tensor: torch.Tensor, hashing: int, look: int, timeout: float) -> int | None:
         """Read an object into a tensor of its dtype and shape: a Status; None: as `put_one`."""
-        with self._exchange(timeout) as connection:
+        connection = self._take(timeout)
+        try:
             status: int = self._get_one(key, tensor, connection.at, connection.scratch, hashing, look)
-            self._done(connection, _DONE if status == _UNUSUAL else status)
+        except BaseException:
+            self._lose(connection)
+            raise
+        self._done(connection, _DONE if status == _UNUSUAL else status)
         return None if status == _UNUSUAL else status
+
+    def get_any(
+        self, key: KeyDigest, target: int, room: int, hashing: int, timeout: float
+    ) -> tuple[int, int, Descriptor, bytes]:
+        """Read an object of at most `room` bytes to an address: a Status, its size and descriptor, and b"".
+
+        target: 0: nowhere, but at most SMALL bytes, which are returned. SIZE: it has more bytes than there is room for.
+        """
+        connection = self._take(timeout)
+        try:
+            to, most = (target, room) if target else (connection.small, SMALL)
+            status: int = self._get_any(key, to, most, connection.at, connection.scratch, hashing)
+            assert status != _UNUSUAL, f"{key!r} is no digest of this world's"
+            nbytes, descriptor = connection.got()
+            data = ctypes.string_at(to, nbytes) if status == _OK and not target else b""
+        except BaseException:
+            self._lose(connection)
+            raise
+        self._done(connection, status)
+        return status, nbytes, descriptor, data
 
     def put(self, pulls: npt.NDArray[Any], timeout: float) -> None:
         """Put the objects of up to MOST_RECORDS PULLs, whose `source` is an address: what the owner says stands there.

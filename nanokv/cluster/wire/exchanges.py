@@ -19,6 +19,7 @@ from nanokv.cluster.patience import Patience
 from nanokv.cluster.pull_message import Records
 from nanokv.cluster.relative_terms import relative
 from nanokv.cluster.serving import HEADERS_AT_ONCE, headers_question
+from nanokv.cluster.staging import Staging
 from nanokv.cluster.statuses import is_one_of
 from nanokv.cluster.transfers import Take
 from nanokv.cluster.wire.client import SMALL, Unreached, WireClient
@@ -44,18 +45,6 @@ _ALIGN = 16  #: bytes: an element of the widest dtype
 TRIES = 16  #: how often a get begins anew because the object was replaced meanwhile
 T = TypeVar("T")
 Work = Callable[[WireClient, float], T]
-
-
-class _Block:
-    """Memory that objects were read into."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.bytes: npt.NDArray[np.uint8] = np.empty(nbytes, np.uint8)
-        self.address = int(self.bytes.ctypes.data)
-
-    def view(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """The first bytes."""
-        return self.bytes[:nbytes]
 
 
 class _Exchanges:
@@ -101,30 +90,40 @@ class _Exchanges:
 class WireGets(_Exchanges):
     """`transfers.Gets` over the wire. The owner notes each get as a use itself."""
 
-    def __init__(self, ways: Ways, counts: MemberCounts, hasher: Hasher) -> None:
+    def __init__(
+        self, ways: Ways, staging: Staging, locations: Locations, counts: MemberCounts, hasher: Hasher
+    ) -> None:
         super().__init__(ways)
-        self._counts = counts
-        self._hashing = hashing_record(hasher)
+        self._staging, self._locations, self._counts = staging, locations, counts
+        self._record = hashing_record(hasher)
+        self._hashing = int(self._record.ctypes.data)
 
     # --- one ---
     def get(self, node: Node, key: KeyDigest, patience: Patience, into: torch.Tensor | None = None) -> Got | int:
         """See `Gets`."""
         if into is not None and (got := self._get_into(node, key, patience, into)) is not None:
             return got
-        found: list[Got] = []
-        status = self.get_each(
-            node, np.array([key], np.int64), patience, lambda _, fetched: found.extend(fetched.each())
-        )
-        if not found:
-            return int(status[0])
-        got = found[0]
-        if got.data is not None and got.nbytes < SMALL // 2:  # else it would keep all of the memory that it came into
-            return got._replace(data=bytes(got.data))
-        return got
+        nbytes = self._locations.size_of(key)  # what is known of no size, and has more than SMALL bytes, is asked twice
+        for _ in range(TRIES):
+            room = self._staging.room(nbytes) if nbytes > SMALL else None
+            to = 0 if room is None else room.address
+            (status, size, what, data), _ = self._exchange(
+                node,
+                patience,
+                lambda way, timeout: way.get_any(key, to, nbytes, self._hashing, timeout),  # noqa: B023
+            )
+            if status == _OK:
+                self._counts.read(1, size)
+                return Got(size, what, data if room is None else room.view(size))
+            if status == _SIZE:
+                nbytes = size
+            elif status not in _AGAIN:
+                return status
+        return _MISS
 
     def _get_into(self, node: Node, key: KeyDigest, patience: Patience, into: torch.Tensor) -> Got | int | None:
         """`get` by one native call; None: the object does not suit the tensor, or Python must look at it."""
-        hashing, look = int(self._hashing.ctypes.data), native_look().record
+        hashing, look = self._hashing, native_look().record
         for _ in range(TRIES):
             status, _ = self._exchange(
                 node, patience, lambda way, timeout: way.get_one(key, into, hashing, look, timeout)
@@ -196,7 +195,7 @@ class WireGets(_Exchanges):
         wanted["key_hash"], wanted["key_check"] = keys[which, 0], keys[which, 1]
         rooms = -(-wanted["room"] // _ALIGN) * _ALIGN
         starts = np.cumsum(rooms) - rooms
-        block = _Block(max(int(rooms.sum()), 1))
+        block = self._staging.room(max(int(rooms.sum()), 1))
         targets = block.address + starts
         gots, _ = self._exchange(node, patience, lambda way, timeout: way.get(wanted, targets, timeout))
         statuses[which] = gots["status"]
@@ -254,7 +253,24 @@ class WirePuts(_Exchanges):
     def __init__(self, ways: Ways, locations: Locations, hasher: Hasher) -> None:
         super().__init__(ways)
         self._locations = locations
-        self._hashing = hashing_record(hasher)
+        self._record = hashing_record(hasher)
+        self._hashing = int(self._record.ctypes.data)
+
+    def put(
+        self, node: Node, key: KeyDigest, tensor: torch.Tensor, rank: int | None, terms: Terms, patience: Patience
+    ) -> int:
+        """See `Puts`."""
+        if terms == NO_TERMS:
+            hashing, look, to = self._hashing, native_look().record, -1 if rank is None else rank
+            answer, card = self._exchange(
+                node, patience, lambda way, timeout: way.put_one(key, tensor, to, hashing, look, timeout), once=True
+            )
+            if answer is not None:
+                status, pull = answer
+                if status == _OK:
+                    self._locations.learn_one(card.world, pull)
+                return status
+        return int(self.put_each(node, np.array([key], np.int64), [tensor], rank, terms, patience)["status"][0])
 
     def put_each(
         self,
@@ -266,10 +282,6 @@ class WirePuts(_Exchanges):
         patience: Patience,
     ) -> Records:
         """See `Puts`."""
-        if len(keys) == 1 and terms == NO_TERMS:
-            found = self._put_one(node, KeyDigest(*keys[0].tolist()), tensors[0], rank, patience)
-            if found is not None:
-                return found
         pulls = np.zeros(len(keys), PULL.dtype)
         pulls["key_hash"], pulls["key_check"] = keys[:, 0], keys[:, 1]
         pulls["rank"] = -1 if rank is None else rank
@@ -278,18 +290,6 @@ class WirePuts(_Exchanges):
         answers = np.concatenate([self._put_some(node, lot, rank, patience) for lot in _lots(pulls)])
         del kept
         return answers
-
-    def _put_one(
-        self, node: Node, key: KeyDigest, tensor: torch.Tensor, rank: int | None, patience: Patience
-    ) -> Records | None:
-        """Put one by a native call: PULLED [1]; None: Python must look at the tensor."""
-        hashing, look, to = int(self._hashing.ctypes.data), native_look().record, -1 if rank is None else rank
-        answer, card = self._exchange(
-            node, patience, lambda way, timeout: way.put_one(key, tensor, to, hashing, look, timeout), once=True
-        )
-        if answer is None:
-            return None
-        return self._learn(card, answer[1])
 
     def _put_some(self, node: Node, pulls: Records, rank: int | None, patience: Patience) -> Records:
         """Put as many as one frame has. What found no room beside the others is put again when those are committed."""

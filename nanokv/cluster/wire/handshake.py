@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from nanokv.cluster.messages.sealed import ID_LIMIT, Sender
 
-MAGIC = b"nanokvw2"  #: another one with each change of frames or records
+MAGIC = b"nanokvw3"  #: another one with each change of frames or records
 _RANDOM = _PUBLIC = _TAG = 32
 _KEY = 16
 _HELLO = struct.Struct(f"<8s{ID_LIMIT}sQ{ID_LIMIT}sQ{_RANDOM}s{_PUBLIC}s")
