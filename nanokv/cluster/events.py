@@ -8,6 +8,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from enum import StrEnum
@@ -88,6 +89,7 @@ class CatchingUp:
 
 # --- the events -------------------------------------------------------------------------------
 MOST_EVENTS = 8192  #: of one message
+_GATHER = 0.002  #: seconds between two messages: a first event goes at once, and those of many puts go together
 _UNCHECKED = 0
 assert {LOCATION.dtype[name].str for name in LOCATION.offsets} == {"<i8"}  # so rows of words are LOCATIONs
 #: of LOCATION.node in an event
@@ -152,12 +154,40 @@ class Events:
             ends.callback(self._catching_up.close)
             self._subscriber = Subscriber(secret, self.hear, self.lost)
             ends.callback(self._subscriber.close)
-            ends.callback(world.subscribe(self._tell))
+            self._untold: deque[Sequence[Event]] = deque()
+            self._some, self._over = threading.Event(), threading.Event()
+            self._teller = threading.Thread(target=self._run, name="nanokv-cluster-tell", daemon=True)
+            self._teller.start()
+            ends.callback(self._end_telling)
+            ends.callback(world.subscribe(self._take))
             self._ends = ends.pop_all()
 
     # --- out ---
+    def _take(self, events: Sequence[Event]) -> None:
+        """Take events, on the poller's thread."""
+        self._untold.append(events)
+        self._some.set()
+
+    def _run(self) -> None:
+        while self._some.wait() and not self._over.is_set():
+            self._some.clear()
+            events: list[Event] = []
+            while self._untold:
+                events += self._untold.popleft()
+            try:
+                self._tell(events)
+            except Exception:  # they are hints: the objects are found at their homes all the same
+                _log.exception("%d events could not be told", len(events))
+            self._over.wait(_GATHER)
+
+    def _end_telling(self) -> None:
+        self._over.set()
+        self._some.set()
+        if self._teller is not threading.current_thread():  # a listener closes
+            self._teller.join()
+
     def _tell(self, events: Sequence[Event]) -> None:
-        """Tell the others, on the poller's thread."""
+        """Tell the others."""
         for start in range(0, len(events), MOST_EVENTS):
             rows = rows_of(events[start : start + MOST_EVENTS], self._geometry)
             if len(rows):
