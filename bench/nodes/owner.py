@@ -6,6 +6,7 @@ import numpy as np
 
 from nanokv import NanoKVCache
 from nanokv.bench.nodes.echo import Answerer
+from nanokv.bench.nodes.transports import take_half
 from nanokv.bench.peers.server import sleep_while_wanted, write_note
 from nanokv.cluster import NanoKVCluster
 
@@ -20,6 +21,7 @@ def main(note: str, folder: str, link: str, heap_bytes: str, page_bytes: str, pl
 
     What is put evicts what was put long ago, as in an engine's life.
     """
+    take_half(1)
     world = NanoKVCache(int(heap_bytes), page_bytes=int(page_bytes))
     segment = world.engine.heap.host_view(0)
     assert segment is not None

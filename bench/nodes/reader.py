@@ -14,7 +14,7 @@ import torch
 from nanokv import NanoKVCache
 from nanokv.bench.nodes.echo import Echo
 from nanokv.bench.nodes.owner import NODE, PATIENCE
-from nanokv.bench.nodes.transports import TRANSPORTS
+from nanokv.bench.nodes.transports import TRANSPORTS, take_half
 from nanokv.bench.suite.settings import KIB, MIB
 from nanokv.check.command_process import Commands
 from nanokv.cluster import NanoKVCluster, place
@@ -131,6 +131,7 @@ class NodeReader(Commands):
     """The nodes "cold", which remembers no locations, and "warm", which does."""
 
     def __init__(self, folder: str, transport: str, owner: dict[str, Any], place_bytes: int) -> None:
+        take_half(0)
         torch.set_num_threads(1)
         way = TRANSPORTS[transport]
         if not way.is_near:
