@@ -237,32 +237,23 @@ class NanoKVCluster:
             return
         if replicas:
             raise InvalidArgument(f"replicas are for objects that this node gets, not node {node.name}")
-        plain = plain_tensor(tensor)
-        nbytes = what_of(plain.dtype, plain.shape).nbytes
-        deadline, patience = time.monotonic() + seconds("timeout", timeout), self._patience()
-        status = self._put_to(node, rank, digest, plain, hold, patience)
+        deadline = time.monotonic() + (NO_WAIT if timeout is NO_WAIT else seconds("timeout", timeout))
+        patience, terms = self._patience(), self._terms(hold)
+        status = self._put_to(node, rank, digest, tensor, terms, patience)
         while status in NO_ROOM and time.monotonic() < deadline:
             self._check_stays()
             time.sleep(_ROOM_REST)
-            status = self._put_to(node, rank, digest, plain, hold, patience)
+            status = self._put_to(node, rank, digest, tensor, terms, patience)
         if status and not (exist_ok and status == _DUPLICATE):
-            raise self._error(status, key, node, nbytes)
+            raise self._error(status, key, node, tensor.nbytes)
 
     def _put_to(
-        self,
-        node: Node,
-        rank: int | None,
-        digest: KeyDigest,
-        tensor: torch.Tensor,
-        hold: float | Hold | None,
-        patience: Patience,
+        self, node: Node, rank: int | None, digest: KeyDigest, tensor: torch.Tensor, terms: Terms, patience: Patience
     ) -> int:
         """Put to another node, once: a Status."""
-        if tensor.nbytes > node.geometry.max_object_bytes:
-            return int(Status.TOO_LARGE)
         member = self.member
         try:
-            status = member.puts(node).put(node, digest, tensor, rank, self._terms(hold), patience)
+            status = member.puts(node).put(node, digest, tensor, rank, terms, patience)
         except PeerLost:
             member.counts.peer_lost += 1
             raise
@@ -288,10 +279,13 @@ class NanoKVCluster:
         """
         if not self._open:
             self._check_open()
-        found = self.world.get(key, _ABSENT, dst=dst, reinterpret=reinterpret)
-        if found is not _ABSENT:
-            return found
-        digest = self._hash(key)
+        digest, engine = self._hash(key), self.world.engine
+        if (status := engine.allocation.exists(digest)) not in (_MISS, _NOT_READY):
+            found = self.world.get(digest, _ABSENT, dst=dst, reinterpret=reinterpret)
+            if found is not _ABSENT:
+                return found
+        else:
+            engine.traffic.get(status, 0)
         if reinterpret is not False:
             check_reinterpret(reinterpret, dst)
         into = None if dst is None or reinterpret else self.world.engine.single.destination(dst)

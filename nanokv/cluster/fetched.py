@@ -10,7 +10,7 @@ import torch
 
 from nanokv.device.machines.own_memory import plainly
 from nanokv.device.machines.records import Descriptor, Words
-from nanokv.transfer.descriptors import checked_destination, flat_bytes, shape_of
+from nanokv.transfer.descriptors import flat_bytes, shape_of
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -40,13 +40,27 @@ class Got(NamedTuple):
             return None
         dtype, shape = known
         if isinstance(self.data, bytes) or not self.nbytes:
-            with plainly():
-                made = torch.empty(shape, dtype=dtype, device=device)
-            if self.nbytes:
-                self.copy_to(checked_destination(made, device))
+            made = torch.empty(shape, dtype=dtype, device=device)
+            address = _address_of(made)
+            if not address and self.nbytes:  # in a mode or a transform of torch
+                with plainly():
+                    made = torch.empty(shape, dtype=dtype, device=device)
+                address = made.data_ptr()
+            if self.nbytes and device.type == "cpu":
+                ctypes.memmove(address, self.data, self.nbytes)  # type: ignore[arg-type]  # bytes
+            elif self.nbytes:
+                self.copy_to(made)
             return made
         with plainly():
             return torch.from_numpy(self.data).view(dtype).view(shape).to(device)  # its memory becomes the tensor's
+
+
+def _address_of(tensor: torch.Tensor) -> int:
+    """Where its bytes are; 0: nowhere."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return 0
 
 
 class Memory(Protocol):

@@ -37,7 +37,9 @@ class Locations:
         self._numbers: dict[WorldId, int] = {}
         self._names: list[str] = [""]
         self._code = fabric_code()
-        self._node_of, self._size_of = self._code["node_of"], self._code["size_of"]
+        self._node_of, self._size_of, self._learn_put = (
+            self._code[name] for name in ("node_of", "size_of", "learn_put")
+        )
 
     def _number(self, world: WorldId) -> int:
         if world not in self._numbers:
@@ -58,12 +60,11 @@ class Locations:
                 number, count = self._number(world), len(pulls)
                 self._code["learn_put"](self._address, self._mask, pulls.ctypes.data, found.ctypes.data, count, number)
 
-    def learn_one(self, world: WorldId, pull: bytes) -> None:
-        """Learn where an object of this process' own puts lies: a PULL, as the owner has answered it."""
+    def learn_one(self, world: WorldId, pull: int) -> None:
+        """Learn where an object of this process' own puts lies: the address of a PULL, as the owner has answered it."""
         if self._is_kept:
-            at = int(np.frombuffer(pull, np.uint8).ctypes.data)
             with self._lock:
-                self._code["learn_put"](self._address, self._mask, at, at + PULLED_AT, 1, self._number(world))
+                self._learn_put(self._address, self._mask, pull, pull + PULLED_AT, 1, self._number(world))
 
     def learn_headers(self, world: WorldId, rank: int, first: int, headers: Words) -> None:
         """Learn the objects of copied headers, of the slots from `first` on. headers: int64 [n, 8]."""

@@ -33,6 +33,8 @@ class Patience:
         Raises:
             PeerLost: none.
         """
+        if not self._spent and not self._before:
+            return self._timeout
         spent = self._before + self._spent.get(threading.get_ident(), 0.0)
         found = max(self._timeout - spent, min(_LEAST, self._timeout + MORE - spent))
         if found < _NOTHING:

@@ -28,7 +28,7 @@ def here() -> str:
 
 def why_unreachable(card: Card, place: str) -> str:
     """Why a process at a place cannot reach a member, and what to set there; "": it may reach it."""
-    if not card.place or not place or card.place == place:
+    if card.place == place or not card.place or not place:
         return ""
     wrong = [
         *(["bind"] if is_loopback(card.wire) else []),

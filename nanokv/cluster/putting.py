@@ -32,8 +32,9 @@ from nanokv.cluster.staging import Staging
 from nanokv.cluster.wire.exchanges import WirePuts
 from nanokv.cluster.wire.ways import Ways
 from nanokv.device.fabric.records import LOOK_LINE, PULL
-from nanokv.device.machines.own_memory import plainly
+from nanokv.device.machines.own_memory import plain_tensor, plainly
 from nanokv.device.machines.records import Terms, Words
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.layout import WORD
 from nanokv.errors import PeerLost
@@ -81,9 +82,12 @@ class RemotePuts:
         self, node: Node, key: KeyDigest, tensor: torch.Tensor, rank: int | None, terms: Terms, patience: Patience
     ) -> int:
         """See `Puts`."""
-        if node.serves and are_few([tensor]):
-            return self._wire.put(node, key, tensor, rank, terms, patience)
-        return int(self.put_each(node, np.array([key], np.int64), [tensor], rank, terms, patience)["status"][0])
+        plain = plain_tensor(tensor)
+        if node.serves and are_few([plain]):
+            return self._wire.put(node, key, plain, rank, terms, patience)
+        if plain.nbytes > node.geometry.max_object_bytes:
+            return int(Status.TOO_LARGE)
+        return int(self.put_each(node, np.array([key], np.int64), [plain], rank, terms, patience)["status"][0])
 
     def put_each(
         self,

@@ -75,7 +75,7 @@ class Puts(Protocol):
     def put(
         self, node: Node, key: KeyDigest, tensor: torch.Tensor, rank: int | None, terms: Terms, patience: Patience
     ) -> int:
-        """Put a plain tensor under a key: a Status."""
+        """Put a tensor under a key: a Status. Raises InvalidArgument if it cannot be stored."""
         ...
 
     def put_each(

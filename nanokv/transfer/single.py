@@ -159,6 +159,10 @@ class SingleTransfer:
         Raises:
             InvalidArgument: it cannot be filled.
         """
+        found = in_host_memory(dst) if self._on_cpu else None
+        if found is not None:  # as nearly always: it is plain
+            self._check_outside(found[1], found[0].nbytes)
+            return dst
         plain = checked_destination(dst, self.device)
         self._check_outside(plain.data_ptr(), plain.nbytes)
         return plain

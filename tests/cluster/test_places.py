@@ -124,7 +124,15 @@ def test_a_member_whose_name_nobody_resolves_holds_up_no_other(
     end.set()
     slow.put("z", torch.ones(3), preferred_segment=0)
     hears(one, "z", "n2")
-    one.put("x", torch.ones(3), preferred_segment=("n2", 0))
+    until(lambda: _puts(one, "x", "n2"), "the put")  # a while after it was lost it is not asked
+
+
+def _puts(member: NanoKVCluster, key: str, node: str) -> bool:
+    try:
+        member.put(key, torch.ones(3), preferred_segment=(node, 0))
+    except PeerLost:
+        return False
+    return True
 
 
 # --- what is shown ---

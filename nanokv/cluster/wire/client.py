@@ -11,13 +11,14 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from nanokv.cluster.card import WorldId
 from nanokv.cluster.messages import tcp
 from nanokv.cluster.messages.replies import Refused, Unanswered
 from nanokv.cluster.messages.sealed import Sender
@@ -50,6 +51,8 @@ from nanokv.device.wire.records import (
 from nanokv.errors import CacheClosed, InvalidArgument
 from nanokv.types import KeyDigest
 
+Learn = Callable[[WorldId, int], object]
+_NO_WORLD = WorldId("", b"")
 SMALL = 64 * 1024  #: bytes of an object that is read without knowing its size
 _TICK = struct.pack("ll", 0, 100_000)  # struct timeval: a tenth of a second, the longest that a system call waits
 _MOST_FREE = 16  #: connections that are kept for later
@@ -102,17 +105,12 @@ class Connection:
         row["input"], row["output"] = (room.ctypes.data for room in self._rooms)
         self.at, self.scratch = int(self._record.ctypes.data), int(self._scratch.ctypes.data)
         self._words, self._got = words_of(self._record), words_of(self._scratch)
-        self._bytes = self._got.cast("B")
         self._small = np.empty(SMALL, np.uint8)  # untouched it takes no memory
         self.small = int(self._small.ctypes.data)
 
     def give(self, timeout: float) -> None:
         """Let a member have so many seconds, from the last byte that moved."""
         self._words[_TIMEOUT] = int(timeout * 1e9)
-
-    def pull(self) -> bytes:
-        """The PULL at `scratch`, as the last put left it."""
-        return self._bytes[: PULL.size].tobytes()
 
     def got(self) -> tuple[int, Descriptor]:
         """The size and the descriptor in the GOT at `scratch`, as the last get left it."""
@@ -138,13 +136,23 @@ class WireClient:
         secret: the cluster's. me: this member. to: the other one, as its card has it.
         addresses: where it listens, the best first: "unix:name", "tcp://host:port".
         spin: seconds for which a thread looks for an answer before it sleeps.
+        world: of that member, by its card; told to `learn` of `put_one`.
 
     All exchanges raise `Unanswered` if the member cannot be reached, or does not answer, and CacheClosed when this is
     closed. `timeout`: seconds that may pass without a byte.
     """
 
-    def __init__(self, secret: bytes, me: Sender, to: Sender, addresses: tuple[str, ...], spin: float = 0.0) -> None:
-        self.to, self._secret, self._me, self._addresses, self._spin = to, secret, me, addresses, spin
+    def __init__(
+        self,
+        secret: bytes,
+        me: Sender,
+        to: Sender,
+        addresses: tuple[str, ...],
+        spin: float = 0.0,
+        world: WorldId = _NO_WORLD,
+    ) -> None:
+        self.to, self.world = to, world
+        self._secret, self._me, self._addresses, self._spin = secret, me, addresses, spin
         self._code = wire_code()
         self._code.require_common()
         self._put_one, self._get_one, self._get_any = (self._code[name] for name in ("put_one", "get_one", "get_any"))
@@ -240,18 +248,29 @@ class WireClient:
 
     # --- objects ---
     def put_one(
-        self, key: Any, tensor: torch.Tensor, rank: int, hashing: int, look: int, timeout: float
-    ) -> tuple[int, bytes] | None:
-        """Put a tensor: a Status, and the PULL as the owner has answered it; None: Python must look at them."""
+        self,
+        key: Any,
+        tensor: torch.Tensor,
+        rank: int,
+        hashing: int,
+        look: int,
+        timeout: float,
+        learn: Learn | None = None,
+    ) -> int | None:
+        """Put a tensor: a Status; None: Python must look at key and tensor.
+
+        learn: told of this member's world, and of the address of the PULL as it has answered, if the object is stored.
+        """
         connection = self._take(timeout)
         try:
             status: int = self._put_one(key, tensor, connection.at, connection.scratch, rank, hashing, look)
-            pull = connection.pull()
+            if status == _OK and learn is not None:
+                learn(self.world, connection.scratch)
         except BaseException:
             self._lose(connection)
             raise
         self._done(connection, _DONE if status == _UNUSUAL else status)
-        return None if status == _UNUSUAL else (status, pull)
+        return None if status == _UNUSUAL else status
 
     def get_one(self, key: Any, tensor: torch.Tensor, hashing: int, look: int, timeout: float) -> int | None:
         """Read an object into a tensor of its dtype and shape: a Status; None: as `put_one`."""

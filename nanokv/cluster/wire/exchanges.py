@@ -25,7 +25,7 @@ from nanokv.cluster.transfers import Take
 from nanokv.cluster.wire.client import SMALL, Unreached, WireClient
 from nanokv.cluster.wire.ways import Ways
 from nanokv.device.fabric.records import PULL, PULLED
-from nanokv.device.machines.own_memory import plainly
+from nanokv.device.machines.own_memory import plain_tensor, plainly
 from nanokv.device.machines.records import NO_TERMS, Terms, What, Words
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.clock import now_ns
@@ -95,7 +95,7 @@ class WireGets(_Exchanges):
     ) -> None:
         super().__init__(ways)
         self._staging, self._locations, self._counts = staging, locations, counts
-        self._record = hashing_record(hasher)
+        self._record, self._look = hashing_record(hasher), native_look().record
         self._hashing = int(self._record.ctypes.data)
 
     # --- one ---
@@ -103,7 +103,9 @@ class WireGets(_Exchanges):
         """See `Gets`."""
         if into is not None and (got := self._get_into(node, key, patience, into)) is not None:
             return got
-        nbytes = self._locations.size_of(key)  # what is known of no size, and has more than SMALL bytes, is asked twice
+        nbytes = self._locations.size_of(key)  # of what nobody has told the size, more than SMALL bytes are asked twice
+        if not 0 <= nbytes <= node.geometry.max_object_bytes:  # a torn entry
+            nbytes = 0
         for _ in range(TRIES):
             room = self._staging.room(nbytes) if nbytes > SMALL else None
             to = 0 if room is None else room.address
@@ -123,7 +125,7 @@ class WireGets(_Exchanges):
 
     def _get_into(self, node: Node, key: KeyDigest, patience: Patience, into: torch.Tensor) -> Got | int | None:
         """`get` by one native call; None: the object does not suit the tensor, or Python must look at it."""
-        hashing, look = self._hashing, native_look().record
+        hashing, look = self._hashing, self._look
         for _ in range(TRIES):
             status, _ = self._exchange(
                 node, patience, lambda way, timeout: way.get_one(key, into, hashing, look, timeout)
@@ -253,7 +255,7 @@ class WirePuts(_Exchanges):
     def __init__(self, ways: Ways, locations: Locations, hasher: Hasher) -> None:
         super().__init__(ways)
         self._locations = locations
-        self._record = hashing_record(hasher)
+        self._record, self._look = hashing_record(hasher), native_look().record
         self._hashing = int(self._record.ctypes.data)
 
     def put(
@@ -261,16 +263,24 @@ class WirePuts(_Exchanges):
     ) -> int:
         """See `Puts`."""
         if terms == NO_TERMS:
-            hashing, look, to = self._hashing, native_look().record, -1 if rank is None else rank
-            answer, card = self._exchange(
-                node, patience, lambda way, timeout: way.put_one(key, tensor, to, hashing, look, timeout), once=True
+            hashing, look, to, learn = (
+                self._hashing,
+                self._look,
+                -1 if rank is None else rank,
+                self._locations.learn_one,
             )
-            if answer is not None:
-                status, pull = answer
-                if status == _OK:
-                    self._locations.learn_one(card.world, pull)
+            status, _ = self._exchange(
+                node,
+                patience,
+                lambda way, timeout: way.put_one(key, tensor, to, hashing, look, timeout, learn),
+                once=True,
+            )
+            if status is not None:
                 return status
-        return int(self.put_each(node, np.array([key], np.int64), [tensor], rank, terms, patience)["status"][0])
+        plain = plain_tensor(tensor)
+        if plain.nbytes > node.geometry.max_object_bytes:
+            return int(Status.TOO_LARGE)
+        return int(self.put_each(node, np.array([key], np.int64), [plain], rank, terms, patience)["status"][0])
 
     def put_each(
         self,

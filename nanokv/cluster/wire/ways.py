@@ -40,6 +40,7 @@ class Ways:
                 Sender(card.member, card.incarnation),
                 tuple(filter(None, addresses)),
                 self._spin,
+                card.world,
             )
             return self._clients.setdefault(card.incarnation, made)
 
