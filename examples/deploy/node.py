@@ -1,6 +1,6 @@
 """A node that lends its memory to a cluster, and tells Kubernetes whether it is ready. Ends with SIGTERM.
 
-    python -m examples.deploy.node etcd://127.0.0.1:2379/lab --node node1 --bind 127.0.0.1 --devices lo --heap 64Mi
+    python -m examples.deploy.node etcd://127.0.0.1:2379/lab --node node1 --bind 127.0.0.1 --heap 64Mi
 
 It joins, serves until SIGTERM or SIGINT, and leaves: the others see that at once. Exit code 0 then; 1 if it could not
 join, or could not go on; 2 for wrong arguments. `examples/deploy/probes.py` answers the probes.
@@ -43,7 +43,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--page", type=size, default=256 << 10, help="bytes of a page: 256Ki")
     parser.add_argument("--world", default="nanokv", help="the name of this host's world, in /dev/shm")
     parser.add_argument("--bind", default=usual.bind, help="this host's address, which the others reach")
-    parser.add_argument("--devices", default=usual.devices, help="the network device for bytes: eth0, mlx5_0:1")
+    parser.add_argument("--link", default=usual.link, help="what moves objects: auto, wire, nixl")
+    parser.add_argument("--devices", default=usual.devices, help="the network device of NIXL: eth0, mlx5_0:1")
     parser.add_argument("--ports", default=usual.ports, help="the range of ports to listen at: 40000-44999")
     parser.add_argument("--ttl", type=float, default=usual.ttl, help="seconds of the lease, alike on all nodes")
     parser.add_argument("--status", type=int, help="the port for probes and metrics; none without it")
@@ -76,7 +77,7 @@ def run(given: argparse.Namespace) -> None:
                 given.heap, page_bytes=given.page, name=given.world, rank=0, world_size=1, on_stale="recover"
             )
         )
-        options = {name: getattr(given, name) for name in ("node", "bind", "devices", "ports", "ttl")}
+        options = {name: getattr(given, name) for name in ("node", "bind", "link", "devices", "ports", "ttl")}
         cluster = stack.enter_context(NanoKVCluster(world, given.registry, **options))
         stack.enter_context(probes.of(cluster, given.registry))
         print(f"node {given.node} lends {given.heap} bytes to {', '.join(cluster.nodes)}", flush=True)

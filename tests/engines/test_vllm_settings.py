@@ -68,7 +68,7 @@ CLUSTER = {"nanokv.cluster": "file:///tmp/cluster"}
         (CLUSTER | {"nanokv.alloc": "host"}, "nanokv.cluster needs nanokv.alloc=device"),
         (CLUSTER | {"nanokv.node": "a.b"}, "nanokv.node must be 1 to 48 letters"),
         (CLUSTER | {"nanokv.node": 1}, "nanokv.node must be a string"),
-        (CLUSTER | {"nanokv.link": "tcp"}, "nanokv.link must be one of nixl, mooncake"),
+        (CLUSTER | {"nanokv.link": "tcp"}, "nanokv.link must be one of auto, wire, nixl, mooncake"),
         (CLUSTER | {"nanokv.bind": ""}, "nanokv.bind must be a non-empty str"),
         (CLUSTER | {"nanokv.devices": ""}, "nanokv.devices must be a non-empty str"),
         (CLUSTER | {"nanokv.ports": "40000"}, "nanokv.ports must be a range of 4 or more"),
@@ -179,8 +179,9 @@ def test_printed_engines_of_two_hosts() -> None:
             command_lines("m", tensor_parallel=2, together=False, flags=flags | more)
     with pytest.raises(InvalidArgument, match="same tensor-parallel size"):
         command_lines("m", tensor_parallel=2, decode_tensor_parallel=1, together=False, flags=flags)
-    with pytest.raises(InvalidArgument, match=r"nanokv\.bind and nanokv\.devices"):
-        command_lines("m", tensor_parallel=1, together=False, flags={"cluster": "etcd://registry/llm"})
+    for less, says in (({}, r"nanokv\.bind"), ({"bind": "eth0", "link": "nixl"}, r"nanokv\.devices with NIXL")):
+        with pytest.raises(InvalidArgument, match=says):
+            command_lines("m", tensor_parallel=1, together=False, flags={"cluster": "etcd://registry/llm"} | less)
     (alone,) = _configs(command_lines("m", tensor_parallel=1, together=True, flags=flags | {"node": "n"}))
     assert parse(alone["kv_connector_extra_config"]).node == "n"
 

@@ -26,7 +26,6 @@ if not is_needed("nixl"):
 
 from examples.cluster import demo
 from examples.cluster.crew import Crew
-from nanokv.cluster.links import LinkUnavailable, open_link
 
 ROOT = Path(__file__).parents[2]
 PROMPTS, TOKENS = 4, 4  #: the fewest prompts, and few tokens
@@ -36,15 +35,6 @@ MET = "are members of one cluster"  #: a line in the middle: all nodes are at wo
 BEGUN = "  registry "  #: a line at the beginning: the nodes are starting
 
 pytestmark = pytest.mark.timeout(RUN_SECONDS + 60)
-
-
-@pytest.fixture(scope="module")
-def nixl() -> None:
-    """Skip where NIXL is not installed, and need not be."""
-    try:
-        open_link("nixl", "probe").close()
-    except LinkUnavailable as error:
-        leave_out("nixl", error)
 
 
 class Ran(NamedTuple):
@@ -151,7 +141,7 @@ def can_make_namespaces() -> bool:
 
 # --- whole runs ---
 @pytest.mark.exhaustive
-def test_every_token_is_equal_and_nothing_is_left(nixl: None) -> None:
+def test_every_token_is_equal_and_nothing_is_left() -> None:
     apart = can_make_namespaces()
     ran = run()
     assert ran.code == 0, str(ran)
@@ -169,7 +159,7 @@ def test_every_token_is_equal_and_nothing_is_left(nixl: None) -> None:
 
 
 @pytest.mark.exhaustive
-def test_without_ip_and_etcd_it_runs_on_loopback_with_a_folder(nixl: None, only: Path) -> None:
+def test_without_ip_and_etcd_it_runs_on_loopback_with_a_folder(only: Path) -> None:
     ran = run(environment={"PATH": str(only)})
     assert ran.code == 0, str(ran)
     text = "".join(ran.lines)
@@ -186,7 +176,7 @@ def test_without_ip_and_etcd_it_runs_on_loopback_with_a_folder(nixl: None, only:
     [(signal.SIGINT, MET), (signal.SIGTERM, BEGUN)],
     ids=["ctrl-c", "terminated-early"],
 )
-def test_an_interrupted_run_leaves_nothing(nixl: None, number: signal.Signals, at: str) -> None:
+def test_an_interrupted_run_leaves_nothing(number: signal.Signals, at: str) -> None:
     ran = run("--prompts", "32", "--tokens", "64", at=at, send=number)  # long: it must not end before the signal
     assert ran.code == demo.INTERRUPTED, str(ran)
     assert ran.errors.endswith("interrupted; nothing is left\n"), str(ran)
@@ -195,7 +185,7 @@ def test_an_interrupted_run_leaves_nothing(nixl: None, number: signal.Signals, a
 
 
 @pytest.mark.exhaustive
-def test_a_node_that_dies_by_itself_fails_the_run(nixl: None) -> None:
+def test_a_node_that_dies_by_itself_fails_the_run() -> None:
     ran = run("--prompts", "32", "--tokens", "64", at=MET, kill="decode")
     assert ran.code == 1, str(ran)
     assert ran.errors.startswith("node decode ended unexpectedly (exit status -9)\n"), str(ran)
@@ -203,7 +193,7 @@ def test_a_node_that_dies_by_itself_fails_the_run(nixl: None) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_node_that_fails_is_told_with_the_end_of_its_log(nixl: None) -> None:
+def test_a_node_that_fails_is_told_with_the_end_of_its_log() -> None:
     ran = run(environment={"NANOKV_CLUSTER_SECRET": "too short"})
     assert ran.code == 1, str(ran)
     assert re.match(r"node \w+ failed: InvalidArgument: secret must be at least 16 bytes\n", ran.errors)

@@ -12,7 +12,7 @@ import torch
 import nanokv
 from tests.support import manifests
 from tests.support.manifests import KUBERNETES, ROOT, containers, nbytes, of, one
-from tests.support.needed import is_needed, leave_out
+from tests.support.needed import is_needed
 
 if not is_needed("nixl"):
     pytest.importorskip("zmq", reason="a cluster needs the extra nanokv[cluster]")
@@ -21,7 +21,6 @@ from examples.deploy import node, probes
 from examples.deploy.metrics import GAUGES, exposition
 from nanokv import NanoKVCluster
 from nanokv.cluster import staging
-from nanokv.cluster.links import LinkUnavailable, open_link
 from nanokv.cluster.membership.addresses import EtcdAddress, parse
 from nanokv.cluster.options import ClusterOptions
 from nanokv.device.segment.geometry import Geometry
@@ -34,15 +33,6 @@ BASE = manifests.read(KUBERNETES / "base")
 RDMA = manifests.read(KUBERNETES / "rdma")
 NODE = one(BASE, "StatefulSet", "nanokv")
 CONFIG = one(BASE, "ConfigMap")["data"]
-
-
-@pytest.fixture(scope="module")
-def nixl() -> None:
-    """Skip where NIXL is not installed, and need not be."""
-    try:
-        open_link("nixl", "probe").close()
-    except LinkUnavailable as error:
-        leave_out("nixl", error)
 
 
 # --- the manifests by themselves ---
@@ -199,7 +189,7 @@ def test_ready_is_the_lease_and_live_is_the_poller() -> None:
     assert (asked.why_not_ready(), asked.why_dead()) == ("leaving", "")
 
 
-def test_metrics_are_those_of_stats(nixl: None, tmp_path: Path) -> None:
+def test_metrics_are_those_of_stats(tmp_path: Path) -> None:
     with (
         nanokv.NanoKVCache(4 << 20, page_bytes=4096) as world,
         NanoKVCluster(world, f"file://{tmp_path}/cluster", node="n") as cluster,

@@ -16,7 +16,7 @@ import torch
 
 from tests.support.etcd_server import needs_etcd
 from tests.support.manifests import ROOT, one
-from tests.support.needed import is_needed, need_nixl
+from tests.support.needed import is_needed
 
 if not is_needed("nixl"):
     pytest.importorskip("zmq", reason="a cluster needs the extra nanokv[cluster]")
@@ -33,16 +33,9 @@ NODE = one(BASE, "StatefulSet", "nanokv")
 pytestmark = pytest.mark.timeout(1200)
 
 
-@pytest.fixture(scope="module")
-def nixl() -> None:
-    """Only where NIXL is."""
-    need_nixl()
-
-
 @pytest.fixture
-def cluster(nixl: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """The etcd of the manifests, which is ready. After the test nothing is left in shared memory."""
-    monkeypatch.setenv("UCX_TLS", "tcp,self")  # of this process, as the nodes have it
     with tempfile.TemporaryDirectory(dir="/dev/shm") as shm:
         found = Cluster(tmp_path, Path(shm))
         try:
@@ -177,7 +170,7 @@ def may_make_namespaces() -> bool:
 
 
 @pytest.fixture
-def apart(nixl: None) -> None:
+def apart() -> None:
     """Skip where there are no namespaces."""
     if not may_make_namespaces():
         pytest.skip("needs root, and `ip`")

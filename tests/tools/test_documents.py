@@ -67,8 +67,7 @@ NOT_RUN = {
     "docker build -f examples/deploy/Dockerfile -t nanokv:0.1.0 .": KUBERNETES,
     "kubectl apply -k examples/deploy/kubernetes/base": KUBERNETES,
     "python -m nanokv.check.lab.layout up trial --nodes 3": BY_HAND,
-    "export UCX_TLS=tcp,self": BY_HAND,
-    'export OPTIONS="--devices eth0 --ports 40000-44999 --heap 64Mi --status 8790"': BY_HAND,
+    'export OPTIONS="--ports 40000-44999 --heap 64Mi --status 8790"': BY_HAND,
     "for i in 1 2 3; do ip netns exec trial.node$i python -m examples.deploy.node etcd://10.77.0.1:2379/trial "
     "--node node$i --world trial$i --bind 10.77.0.1$i $OPTIONS & done": BY_HAND,
     "for i in 1 2 3; do until ip netns exec trial.node$i curl -sf http://10.77.0.1$i:8790/ready; "

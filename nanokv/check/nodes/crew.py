@@ -11,16 +11,16 @@ from nanokv.check.lab.layout import Host, LabLayout
 from nanokv.check.nodes.node import NodeCommands
 
 
+UCX = {"UCX_TLS": "tcp,self"}  #: else UCX sees that all are on one host, and takes its shared memory
+
+
 class NodeProcess(Program):
     """The process of one node. It is there at once; `joined` waits until it is a member."""
 
     patience = 120.0  #: the longest answers, of `empty` and `pause`, take seconds. More is a hang
 
     def __init__(self, layout: LabLayout, host: Host, settings: dict[str, Any]) -> None:
-        environment = {
-            "OMP_NUM_THREADS": "1",
-            "UCX_TLS": "tcp,self",  # else UCX sees that all are on one host, and takes its shared memory
-        }
+        environment = {"OMP_NUM_THREADS": "1"} | UCX
         log = layout.folder / f"{host.name}.{settings['run']}.log"
         commands = partial(NodeCommands, **settings)
         super().__init__(f"node {host.name}", commands, enter=host.enter, environment=environment, log=log)

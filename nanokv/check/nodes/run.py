@@ -20,7 +20,7 @@ from nanokv.check.machine.histories.linearizability import NEVER
 from nanokv.check.nodes import keys, times
 from nanokv.check.nodes.caller import BULK
 from nanokv.check.nodes.calls import LOST, NO_HOME, Call, forget_calls, is_putting, read_calls
-from nanokv.check.nodes.crew import Crew
+from nanokv.check.nodes.crew import UCX, Crew
 from nanokv.check.nodes.faults import FAULTS, Fault, Scene
 from nanokv.check.nodes.judge import Facts, Judgement, judge, stored_for_good, to_be_found
 from nanokv.check.nodes.keys import MOST_ROUNDS
@@ -305,7 +305,7 @@ def lacking(link: str = "wire") -> str | None:
     if link == "wire":
         return None
     # in another process: UCX changes signal handlers, and how a process ends
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment = os.environ | UCX | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-P", "-c", _PROBE]
     try:
         probe = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=_PATIENCE)

@@ -25,6 +25,7 @@ from nanokv.cluster.links.base import (
 )
 from nanokv.cluster.links.nixl_lane import NixlLane, Peer
 from nanokv.cluster.links.nixl_library import TRANSFER_FUNCTIONS, Agent, NixlError, function_address
+from nanokv.cluster.listening import listening
 from nanokv.device.machines.native_code import fabric_code
 
 PROGRESS_DELAY_US = 10_000  #: the serving agent's thread wakes so often if nothing comes: 0.5 % of a core
@@ -41,9 +42,16 @@ _AGENTS = np.zeros(1, np.int64)
 os.register_at_fork(after_in_child=lambda: _AGENTS.fill(0))  # the thread that has it is not in the child
 
 
-def _parameters(devices: str, ports: str) -> dict[str, str]:
+_NO_TCP = (
+    "UCX's TCP is off, as who can connect to its port can write to any memory of this process: where there is no RDMA, "
+    "link='wire' does without UCX; the variable UCX_TLS, such as UCX_TLS=tcp,self, turns it on (docs/cluster.md)"
+)
+
+
+def ucx_parameters(devices: str, ports: str, *, has_tcp: bool) -> dict[str, str]:
     """The parameters of NIXL's backend for UCX."""
-    more = [] if devices == "all" else [f"NET_DEVICES={devices}"]
+    more = [] if has_tcp else ["TLS=^tcp"]
+    more += [] if devices == "all" else [f"NET_DEVICES={devices}"]
     more += [f"TCP_PORT_RANGE={ports}"] if ports else []
     return {"engine_config": ",".join((*_UCX, *more))}
 
@@ -80,21 +88,34 @@ class NixlLink:
         ports: the range of ports for TCP, as UCX_TCP_PORT_RANGE, such as "40000-40999". Default: any.
 
     Raises:
-        LinkUnavailable: NIXL is not installed, or UCX does not work here.
+        LinkUnavailable: NIXL is not installed, or UCX does not work here, or only by TCP, for which nobody has asked.
+
+    UCX's TCP is off unless the variable UCX_TLS is set: who can connect to its port can write to any memory of this
+    process (docs/cluster.md, Security).
     """
 
     name = "nixl"
 
     def __init__(self, member: str, *, devices: str = "lo", ports: str = "") -> None:
-        parameters = _parameters(devices, ports)
+        has_tcp = "UCX_TLS" in os.environ
+        parameters = ucx_parameters(devices, ports, has_tcp=has_tcp)
         self._lock = threading.Lock()
         self._serving_lock = threading.Lock()  # `close` must not take the agent from a thread that is in it
         self._lock_address = int(_AGENTS.ctypes.data)
         self._code = fabric_code()
         self._code.require_common()
-        with self.reading_alone():
-            self._serving = Agent(f"{member}.serves", PROGRESS_DELAY_US, parameters)
-            self._reading = Agent(f"{member}.reads", None, parameters)
+        before = listening()
+        try:
+            with self.reading_alone():
+                self._serving = Agent(f"{member}.serves", PROGRESS_DELAY_US, parameters)
+                self._reading = Agent(f"{member}.reads", None, parameters)
+        except LinkUnavailable as error:
+            raise LinkUnavailable(str(error) if has_tcp else f"{error}. {_NO_TCP}") from None
+        unasked = [address for inode, address in listening().items() if inode not in before]
+        if unasked and not has_tcp:
+            for agent in (self._serving, self._reading):
+                agent.close()
+            raise LinkUnavailable(f"UCX listens at {', '.join(unasked)}, though its TCP is off. {_NO_TCP}")
         self._functions = {field: function_address(name) for field, name in TRANSFER_FUNCTIONS.items()}
         self._memory: dict[int, tuple[Any, Any]] = {}
         self._peers: dict[int, Peer] = {}

@@ -93,8 +93,10 @@ def command_lines(
     if pair_in_cluster:
         if tensor_parallel != decoders:
             raise InvalidArgument("in a cluster prefill and decode need the same tensor-parallel size")
-        if not {"bind", "devices"} <= flags.keys():
-            raise InvalidArgument(f"two hosts need {PREFIX}bind and {PREFIX}devices: their defaults are of one host")
+        if "bind" not in flags:
+            raise InvalidArgument(f"two hosts need {PREFIX}bind: its default is of one host")
+        if flags.get("link") == "nixl" and "devices" not in flags:
+            raise InvalidArgument(f"two hosts need {PREFIX}devices with NIXL: its default is of one host")
         return [
             EngineCommand("prefill, on a host", serve(ports.prefill, tensor_parallel, "kv_producer", flags)),
             EngineCommand("decode, on another host", serve(ports.decode, tensor_parallel, "kv_consumer", flags)),

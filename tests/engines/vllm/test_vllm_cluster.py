@@ -69,14 +69,8 @@ class Node:
 StartNodes = Callable[..., tuple[Node, Node]]
 
 
-@pytest.fixture(scope="module")
-def nixl() -> None:
-    """Only where NIXL is."""
-    need_nixl()
-
-
 @pytest.fixture
-def start_nodes(nixl: None, model: Path, tmp_path: Path) -> Iterator[StartNodes]:
+def start_nodes(model: Path, tmp_path: Path) -> Iterator[StartNodes]:
     """start_nodes(roles, environment, arguments of vLLM, **flags) -> two engines, each with a world of its own."""
     with ExitStack() as stack:
 
@@ -140,8 +134,11 @@ def test_a_host_dies_between_look_up_and_load(start_nodes: StartNodes, expected:
     loses(two, one.engine, expected)
 
 
-def test_over_tcp_a_host_is_stopped_and_goes_on_and_dies(start_nodes: StartNodes, expected: list[list[int]]) -> None:
-    one, two = start_nodes(environment={"UCX_TLS": "tcp"}, cluster_timeout=0.5)
+@pytest.mark.parametrize("link", ["wire", "nixl"])
+def test_a_host_is_stopped_and_goes_on_and_dies(start_nodes: StartNodes, link: str, expected: list[list[int]]) -> None:
+    if link == "nixl":
+        need_nixl()
+    one, two = start_nodes(environment={"UCX_TLS": "tcp"}, link=link, cluster_timeout=0.5)
     one.generate([*FEW, *OTHERS[:1]], tokens=1)
     time.sleep(HEARD)
     os.kill(one.engine.pid, signal.SIGSTOP)
