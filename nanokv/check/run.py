@@ -92,6 +92,12 @@ def _nodes(options: Options) -> list[Row]:
     return run_nodes(options.seconds, options.seed, link=options.link)
 
 
+def _wire(options: Options) -> list[Row]:
+    from nanokv.check.wire.frames import run_wire
+
+    return run_wire(max(int(options.seconds * FRAMES_A_SECOND), 1000), options.seed)
+
+
 def _soak(options: Options) -> list[Row]:
     from nanokv.check.machine.soak.run import run_soak
 
@@ -107,6 +113,7 @@ def _soak(options: Options) -> list[Row]:
 
 OPERATIONS_A_SECOND = 1000  #: in each way to record a history
 KILLS_A_SECOND = 5
+FRAMES_A_SECOND = 1000
 CASES_A_SECOND = 8  #: of each kind of corruption
 INSTANCES_A_SECOND = 40_000  #: of each litmus shape
 SOAK_GRACE = 300.0  #: seconds after its time in which a soak must end
@@ -128,8 +135,8 @@ PROTOCOL: dict[str, Callable[[Options], list[Row]]] = {
     "mutants": _mutants,
     COMPILED: _compiled,
 }
-#: checks of a cluster: processes, links between them, and a registry; run by `--all` where NIXL is
-CLUSTER: dict[str, Callable[[Options], list[Row]]] = {"nodes": _nodes}
+#: checks of a cluster: processes, what is between them, and a registry; run by `--all` where its extra is installed
+CLUSTER: dict[str, Callable[[Options], list[Row]]] = {"wire": _wire, "nodes": _nodes}
 #: checks that are worth their time only if it is long: run if they are named, and not by `--all`
 LONG: dict[str, Callable[[Options], list[Row]]] = {"soak": _soak}
 PARTS = MACHINE | PROTOCOL | CLUSTER | LONG

@@ -2,7 +2,6 @@
 
 import contextlib
 import ipaddress
-import os
 from pathlib import Path
 
 _LISTEN = "0A"  # of the state in /proc/net/tcp
@@ -10,12 +9,12 @@ _TABLES = ("tcp", "tcp6")
 
 
 def listening() -> dict[str, str]:
-    """The addresses of this process's listening TCP sockets, "127.0.0.1:4711", by inode; none where there is no /proc."""
+    """The addresses of this process's TCP sockets that listen, "127.0.0.1:4711", by inode; none where /proc is not."""
     mine = set()
     with contextlib.suppress(OSError):
         for each in Path("/proc/self/fd").iterdir():
             with contextlib.suppress(OSError):  # it was closed meanwhile
-                mine.add(os.readlink(each))
+                mine.add(str(each.readlink()))
     found = {}
     for table in _TABLES:
         with contextlib.suppress(OSError):

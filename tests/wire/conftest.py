@@ -8,13 +8,13 @@ import pytest
 
 import nanokv
 from nanokv.allocation.producer import ProducerAllocation
+from nanokv.check.wire.plain_wire import PlainWire
 from nanokv.cluster.messages.replies import Handler
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.wire.client import WireClient
 from nanokv.cluster.wire.server import WireServer, World
 from nanokv.fsck import check_cache
 from nanokv.transfer.object_calls import Routing
-from tests.support.plain_wire import PlainWire
 
 SECRET = b"a secret of the tests"
 OWNER, ASKER = Sender("owner.0", 7), Sender("asker.0", 9)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from nanokv.check.wire.plain_wire import pull
 from nanokv.cluster.messages.counts import DropReason
 from nanokv.cluster.messages.replies import Refused, Unanswered
 from nanokv.cluster.messages.sealed import Sender
@@ -22,7 +23,6 @@ from nanokv.errors import CacheClosed, InvalidArgument
 from nanokv.transfer.descriptors import what_of
 from nanokv.transfer.host_tensors import native_look
 from nanokv.transfer.object_calls import hashing_record
-from tests.support.plain_wire import pull
 from tests.support.until import until
 
 from .conftest import ASKER, OWNER, SECONDS, SECRET, Serve, Served

@@ -18,11 +18,14 @@ import numpy as np
 import pytest
 import torch
 
+from nanokv.check.wire.frames import run_wire
+from nanokv.check.wire.plain_wire import PlainWire, pull, wanted
 from nanokv.cluster.messages.counts import DropReason
 from nanokv.cluster.messages.replies import Unanswered
 from nanokv.cluster.wire import server as wire_server
 from nanokv.cluster.wire.client import Unreached, WireClient
 from nanokv.cluster.wire.handshake import WELCOME_BYTES, Greeting
+from nanokv.cluster.wire.server import WireServer
 from nanokv.device.fabric.records import PULL, PULLED
 from nanokv.device.protocol.status import Status
 from nanokv.device.wire.records import (
@@ -42,7 +45,6 @@ from nanokv.device.wire.records import (
 )
 from nanokv.transfer.descriptors import what_of
 from tests.support.faults import Calls, Limits
-from tests.support.plain_wire import PlainWire, pull, wanted
 from tests.support.until import until
 
 from .conftest import ASKER, OWNER, SECONDS, SECRET, Serve, Served
@@ -191,73 +193,22 @@ def test_a_recorded_hello_gives_keys_that_nobody_has(served: Served) -> None:
         assert greeting.keys(other) != keys
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(4))
-def test_authentic_frames_of_chance(serve: Serve, seed: int) -> None:
-    """What a member with a bug, or one that means ill, may send: 2,500 frames a seed."""
-    served, chance = serve(16 << 20, handlers={1: lambda sender, body: body}, patience=0.5), random.Random(seed)
-    special = [0, 1, -1, 8, 1 << 20, 1 << 31, 1 << 40, (1 << 63) - 1, -(1 << 63), 257, 4097]
-
-    def word() -> int:
-        return chance.choice(special) if chance.random() < 0.7 else chance.getrandbits(64) - (1 << 63)
-
-    def row(words: int) -> bytes:
-        values = [word() for _ in range(words)]
-        values[0], values[1] = chance.randrange(6), chance.randrange(6)
-        return struct.pack(f"<{words}q", *values)
-
-    wire = served.plain()
-    for _ in range(2500):
-        kind, count = (
-            chance.choice([1, 1, 2, 3, 4, 4, 5, 6, 7, chance.randrange(32)]),
-            chance.choice([0, 1, 1, 1, 2, 3]),
-        )
-        payload = bytes(chance.choice([0, 0, 8, 8, 16, 24, 5000]))
-        if kind in (1, 2):
-            rows = []
-            for _ in range(count):
-                size = 8 if chance.random() < 0.8 else word()
-                usual = chance.random() < 0.8
-                rows.append(
-                    pull(
-                        (chance.randrange(9), chance.randrange(9)),
-                        size,
-                        what=BYTES8 if usual else tuple(word() for _ in range(8)),
-                        rank=chance.choice([-1, 0, 0, word()]),
-                        access=chance.choice([0, 0, abs(word()) >> 1]),
-                        until=chance.choice([0, 0, abs(word()) >> 1]),
-                    ).tobytes()
-                )
-            records = b"".join(rows)
-            payload = bytes(8 * count) if chance.random() < 0.8 else payload
-        else:
-            records = (
-                b"".join(row({4: 12, 5: 2, 6: 2}.get(kind, 0)) for _ in range(count)) if kind in (4, 5, 6) else b""
-            )
-        frame = wire.frame(kind, count, records, payload, whole=kind == CALL.value)
-        if chance.random() < 0.02:
-            frame = flipped(frame, chance.randrange(8 * len(frame)))
-        if chance.random() < 0.02:
-            frame = frame[: chance.randrange(len(frame))]
-            wire.send(frame)
-            wire.close()
-            wire = served.plain()
-            continue
-        try:
-            wire.send(frame)
-            answer = wire.answer()
-            if answer[0] == 18:  # GO: the bytes of what was claimed, or none of them
-                claimed = np.frombuffer(answer[2], PULLED.dtype)["status"] == OK
-                wire.send(bytes(8 * int(claimed.sum())) + wire.frame(END.value, 0))
-                wire.answer()
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            wire.close()
-            wire = served.plain()
-    wire.close()
-    until(lambda: served.server.figures["wire_connections"] == 0, "the ends")
-    assert served.client().exists(np.array([[1, 1]]), SECONDS).tolist()[0] in (OK, int(Status.MISS))
+def test_authentic_frames_of_chance(seed: int) -> None:
+    """What a member with a bug, or one that means ill, may send. `nanokv check wire` sends as many as are wanted."""
+    (row,) = run_wire(2500, seed)
+    assert row.held, row.failures
+    assert row.numbers["malformed"] > 100
 
 
-# --- who dies, stops or says nothing ----------------------------------------------------------
+def test_frames_of_chance_find_what_is_left_behind(calls: Calls) -> None:
+    calls.answer(WireServer, "give_up", None)
+    (row,) = run_wire(500, 1)
+    assert len(row.failures) == 1 and "objects are unfinished" in row.failures[0]
+
+
+## --- who dies, stops or says nothing ----------------------------------------------------------
 def test_a_producer_that_goes_in_the_middle_leaves_nothing(serve: Serve) -> None:
     served = serve(64 << 20, page_bytes=65536)
     for sent in (0, 1, 100_000, (4 << 20) - 1):

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tests.support.plain_wire import plain_siphash, siphash
+from nanokv.check.wire.plain_wire import plain_siphash, siphash
 
 KEY = bytes(range(16))
 #: of the inputs of no byte and of the byte 0, in the reference code's vectors of 128 bits

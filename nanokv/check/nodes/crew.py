@@ -10,7 +10,6 @@ from nanokv.check.command_process import Program
 from nanokv.check.lab.layout import Host, LabLayout
 from nanokv.check.nodes.node import NodeCommands
 
-
 UCX = {"UCX_TLS": "tcp,self"}  #: else UCX sees that all are on one host, and takes its shared memory
 
 

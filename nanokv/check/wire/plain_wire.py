@@ -1,4 +1,4 @@
-"""The wire in plain Python: frames as their bytes are documented, for tests that send wrong ones or none."""
+"""The wire in plain Python: frames as their bytes are documented, for who sends wrong ones or none."""
 
 import socket
 import struct
