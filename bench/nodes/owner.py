@@ -1,5 +1,6 @@
 """The node that has the objects, in a process that does nothing else until it is ended."""
 
+import os
 import sys
 
 import numpy as np
@@ -30,7 +31,7 @@ def main(note: str, folder: str, link: str, heap_bytes: str, page_bytes: str, pl
     plans = [world.open_for_write(f"a place {i}", int(place_bytes)) for i in range(int(places))]
     cluster = NanoKVCluster(world, f"file://{folder}", node=NODE, timeout=PATIENCE, link=link)
     places_at = [world.remote_ptr(0, plan.payload_base) for plan in plans]
-    write_note(note, {"places": places_at, "echo": Answerer(_ECHO_BYTES).addresses})
+    write_note(note, {"places": places_at, "echo": Answerer(_ECHO_BYTES).addresses, "pid": os.getpid()})
     sleep_while_wanted()
     cluster.close()
 

@@ -61,5 +61,10 @@ class Pair(AbstractContextManager["Pair"]):
         found: dict[str, dict[str, list[int]]] = self._reader.ask("lap", what, nbytes, calls)
         return found
 
+    def connections(self, count: int, calls: int) -> dict[str, float]:
+        """See `NodeReader.connections`. Raises CheckFailure: the reader failed."""
+        found: dict[str, float] = self._reader.ask("connections", count, calls)
+        return found
+
     def __exit__(self, *error: object) -> None:
         self._stack.close()

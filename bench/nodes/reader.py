@@ -2,9 +2,12 @@
 
 import ctypes
 import itertools
+import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import CFUNCTYPE, byref, c_int, c_void_p
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -19,9 +22,15 @@ from nanokv.bench.suite.settings import KIB, MIB
 from nanokv.check.command_process import Commands
 from nanokv.cluster import NanoKVCluster, place
 from nanokv.cluster.links.nixl import NixlLink
+from nanokv.cluster.messages.sealed import Sender
+from nanokv.cluster.wire.client import WireClient
+from nanokv.cluster.wire.ways import Ways
 from nanokv.device.fabric.records import ENDED
 from nanokv.device.machines.native_code import fabric_code
 from nanokv.device.machines.records import Words
+from nanokv.device.protocol.status import Status
+from nanokv.transfer.host_tensors import native_look
+from nanokv.transfer.object_calls import hashing_record
 
 # --- bare transfers over the link of a member, without objects: what each round of a get cannot be faster than ---
 SECONDS = 30.0
@@ -112,9 +121,28 @@ PLACE_BYTES = BATCH * 64 * KIB
 RING = 4  #: objects of a size, and batches of a size
 SMALL_HEAP = 1 * MIB
 NODES = 3
+_IDLE_SECONDS = 3.0
 
 OURS, BARE = "NanoKV", "the bytes alone"
 ANSWER = 64  #: bytes of an answer that has no object, and of a question that brings none
+
+
+class Process:
+    """Another process, as the system shows it."""
+
+    def __init__(self, pid: int) -> None:
+        self._folder = Path(f"/proc/{pid}")
+
+    def private_bytes(self) -> int:
+        """Memory that it has touched, and shares with nobody: RssAnon."""
+        status = (self._folder / "status").read_text(encoding="utf-8")
+        (line,) = [line for line in status.splitlines() if line.startswith("RssAnon:")]
+        return int(line.split()[1]) << 10
+
+    def cpu_seconds(self) -> float:
+        """Time that its threads have run."""
+        fields = (self._folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class ReadWay(NamedTuple):
@@ -124,7 +152,7 @@ class ReadWay(NamedTuple):
     is_right: Callable[[Any], bool] = lambda answer: True  #: looks at its answer, when the time has been taken
 
 
-Ways = dict[str, dict[str, ReadWay]]  #: by call and system
+Asked = dict[str, dict[str, ReadWay]]  #: by call and system
 
 
 class NodeReader(Commands):
@@ -143,6 +171,7 @@ class NodeReader(Commands):
         self.warm = NanoKVCluster(self._worlds[1], url, node="warm", **usual)
         self._memory = torch.zeros(PLACE_BYTES, dtype=torch.uint8)
         self.warm.register(self._memory)
+        self._owner_pid: int = owner["pid"]
         self._echo = Echo(owner["echo"][0 if way.is_near else 1], self._memory.data_ptr())
         self.bare: Bare | None = None
         if way.link == "nixl":
@@ -157,7 +186,7 @@ class NodeReader(Commands):
         return list(itertools.islice(at_home, count))
 
     # --- what is measured ---
-    def get(self, nbytes: int) -> Ways:
+    def get(self, nbytes: int) -> Asked:
         """A get of one object, beside one bare exchange.
 
         Over NIXL beside reads: a small object is as good as its rounds, and stands beside as many reads of a line.
@@ -186,7 +215,7 @@ class NodeReader(Commands):
         while not all(self.warm.member.locations.node_of(self.warm.digest(key)) for key in keys):
             self.warm.member.events.wait(self.warm.member.events.heard, 0.01)
 
-    def put(self, nbytes: int) -> Ways:
+    def put(self, nbytes: int) -> Asked:
         """A put of one object, of registered memory, beside one bare exchange; over NIXL, a bare write and one."""
         tensor = self._memory[:nbytes]
 
@@ -204,7 +233,7 @@ class NodeReader(Commands):
             self.bare.write(nbytes)
             self._echo.exchange(ANSWER, ANSWER)
 
-    def get_many(self, nbytes: int) -> Ways:
+    def get_many(self, nbytes: int) -> Asked:
         """A batch in one call, in the order in which it was put, beside one bare transfer of as many bytes."""
         keys = [self._keys(f"batch {nbytes} {k}", BATCH) for k in range(RING)]
         tensors, dsts = (torch.full((BATCH, nbytes), k, dtype=torch.uint8) for k in (1, 0))
@@ -235,7 +264,7 @@ class NodeReader(Commands):
         else:
             self.bare.read(nbytes)
 
-    def put_many(self, nbytes: int) -> Ways:
+    def put_many(self, nbytes: int) -> Asked:
         """A batch in one call, of registered memory, beside the same as a put."""
         tensors = self._memory[: BATCH * nbytes].view(BATCH, nbytes)
 
@@ -247,13 +276,55 @@ class NodeReader(Commands):
         bare = ReadWay(lambda i: self._send(BATCH * nbytes))
         return {f"put_many of {BATCH}": {OURS: ReadWay(put, lambda errors: not any(errors)), BARE: bare}}
 
+    # --- many connections ---
+    def connections(self, count: int, calls: int) -> dict[str, float]:
+        """What `count` connections cost the owner, and how many puts of 1 KiB it takes by one and by four of them."""
+        member, card = self.warm.member, self.warm.member.nodes[NODE].cards[0]
+        secret, me = member.membership.secret(), Sender(member.name, member.incarnation)
+        hashing, look = hashing_record(self.warm.world.engine.hasher), native_look().record
+        tensor, found = self._memory[:KIB], {}
+
+        def puts(client: WireClient, first: int, count: int) -> None:
+            for i in range(first, first + count):
+                key = self.warm.digest(f"connections {i}")
+                if client.put_one(key, tensor, 0, int(hashing.ctypes.data), look, PATIENCE) != int(Status.OK):
+                    raise TransferFailed("a put was not stored")
+
+        owner = Process(self._owner_pid)
+        puts(member.ways.to(card), 0, 100)  # what is made once
+        before, begun = owner.private_bytes(), perf_counter_ns()
+        every = [Ways(secret, me, place.here()) for _ in range(count)]
+        try:
+            for ways in every:
+                ways.to(card).exists(np.zeros((1, 2), np.int64), PATIENCE)
+            found["us a handshake"] = (perf_counter_ns() - begun) / 1e3 / count
+            found["KiB a connection"] = (owner.private_bytes() - before) / 1024 / count
+            spent, begun = owner.cpu_seconds(), perf_counter_ns()
+            time.sleep(_IDLE_SECONDS)
+            found["% of a core, idle"] = 100 * (owner.cpu_seconds() - spent) / (perf_counter_ns() - begun) * 1e9
+            first = 1000
+            for threads in (1, 4):
+                clients = [ways.to(card) for ways in every[:threads]]
+                with ThreadPoolExecutor(threads) as pool:
+                    begun = perf_counter_ns()
+                    jobs = [pool.submit(puts, client, first + i * calls, calls) for i, client in enumerate(clients)]
+                    for job in jobs:
+                        job.result()
+                    took = perf_counter_ns() - begun
+                first += threads * calls
+                found[f"puts a second, {threads} threads"] = 1e9 * threads * calls / took
+        finally:
+            for ways in every:
+                ways.close()
+        return found
+
     # --- a lap ---
     def lap(self, what: str, nbytes: int, calls: int) -> dict[str, dict[str, list[int]]]:
         """Durations in ns of `calls` calls of each way, which take turns.
 
         what: "get", "put", "get_many" or "put_many".
         """
-        ways: Ways = getattr(self, what)(nbytes)
+        ways: Asked = getattr(self, what)(nbytes)
         found: dict[str, dict[str, list[int]]] = {call: {system: [] for system in ways[call]} for call in ways}
         for i in range(-RING, calls):
             for call, systems in ways.items():

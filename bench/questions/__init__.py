@@ -4,7 +4,8 @@ alloc       allocation in compiled code, by one thread and by two that share a s
 announce    from the return of put to the owner's listener: how fast the owner's host learns of a new object
 burst       calls in bursts, as an engine makes them at the end of a step, with the owner's poller in this process or
             elsewhere
-cluster     gets and puts of another node of a cluster, beside bare transfers over the same link
+cluster     gets and puts of another node of a cluster, over each transport, beside the bytes alone
+connections what an owner pays for many connections, and how many puts it takes by them
 crowd       put and get in a segment with a million objects, beside one with a thousand
 full        a put into a full segment, which evicts, beside a put into one with room; and a refusal
 imports     the time of a fresh process to import, and to its first put, with all compiled code and bytecode on disk

@@ -11,7 +11,19 @@ if TYPE_CHECKING:  # a question imports torch, and names are all that --help nee
 
 #: as they are asked and reported; a question that is not named here comes after these
 ORDER = (
-    *("latency", "load", "burst", "throughput", "many", "scaling", "overlap", "pages", "peers", "cluster"),
+    *(
+        "latency",
+        "load",
+        "burst",
+        "throughput",
+        "many",
+        "scaling",
+        "overlap",
+        "pages",
+        "peers",
+        "cluster",
+        "connections",
+    ),
     *("steps", "alloc", "plan", "announce", "ingest", "wait", "imports", "memory"),
     *("full", "crowd", "replicas", "space", "pieces", "sweep"),
 )

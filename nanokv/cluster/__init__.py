@@ -1,4 +1,4 @@
-"""Many hosts as one cache: `NanoKVCluster` (docs/cluster.md). Bytes go over a link, membership over a registry.
+"""Many hosts as one cache: `NanoKVCluster` (docs/cluster.md). Objects go over the wire, or over a link.
 
 cluster     the public class; `paged`: an engine's paged cache across nodes
 options     its options
@@ -8,16 +8,16 @@ card        what a member tells the others of itself; `place`: the host where it
 nodes       the nodes as this process knows them, and the way to each
 homes       which node a key belongs to
 at_once     threads that ask several nodes; `patience`: how long one call waits for them
-links       moving bytes: NIXL, Mooncake's transfer engine
+wire        sockets of NanoKV's own: puts, gets, removals and questions, each one exchange
+transfers   what gets from other nodes, and puts to them, over the wire or over a link
+links       moving bytes: NIXL, Mooncake's transfer engine; `listening`: the ports that they open
 staging     registered memory, and what late transfers may write to; `workspace`: that of one get
-transfers   what gets from other nodes, and puts to them, over a link or over the wire
-wire        sockets of NanoKV's own: puts, gets and removals of one question and one answer each (docs/wire.md)
-reading     gets from other nodes; `rounds`: over a link; `remote_world`: what they need to know of a node;
+reading     gets over a link; `rounds`: its transfers; `remote_world`: what they need to know of a node;
             `fetched`: what was read, as tensors
-putting     puts to other nodes; `offering`: where the bytes come from; `kept`: what others may still read
+putting     puts over a link; `offering`: where the bytes come from; `kept`: what others may still read
 pulling     the owner's side of a put; `pull_message`: what both tell each other; `relative_terms`: times in it
 serving     what a member does when another one asks; `removal_message`: its answer about removals; `statuses`: arrays
-messages    questions, over TCP, and events, over ZeroMQ; `kinds`; `resolving`: names of hosts
+messages    events, over ZeroMQ; `kinds`: of questions; `resolving`: names of hosts
 events      what becomes of objects; `locations`: where they lie; `changes`: for listeners; `uses`: for the owners
 generations how all nodes come to one generation of an identity
 counts      what was done

@@ -32,9 +32,10 @@ def nixl() -> None:
 @contextlib.contextmanager
 def serves_nothing() -> Iterator[None]:
     """Members that are made meanwhile serve no objects over the wire."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "served_world", lambda world: None)
-        yield
+    calls = Calls()
+    calls.answer(parts, "served_world", None)
+    yield
+    calls.go_on()
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ SLOW = {"imports": "starts ten processes; its programs are tested below"} | dict
 )
 SLOW |= dict.fromkeys(("scaling", "overlap", "ingest", "memory"), "test_bench_owners.py runs it")
 SLOW |= {"peers": "starts some processes for each system; test_bench_peers.py runs it"}
-SLOW |= {"cluster": "starts two processes for each size and transport; test_bench_cluster.py runs it"}
+SLOW |= dict.fromkeys(("cluster", "connections"), "starts nodes of a cluster; test_bench_cluster.py runs it")
 HEAPS, SYSTEMS = ("local", "shm"), ("NanoKV v2", "NanoKV v1")
 
 

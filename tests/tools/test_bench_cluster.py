@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from nanokv.bench.nodes.transports import TRANSPORTS
-from nanokv.bench.questions import cluster
+from nanokv.bench.questions import cluster, connections
 from nanokv.bench.suite.settings import KIB, MIB, Settings
 from nanokv.bench.suite.worlds import Worlds
 from nanokv.check.report import CheckFailure
@@ -54,3 +54,13 @@ def test_one_size_and_a_reader_that_ends(transport: str) -> None:
             assert len(pair.lap(what, 4 * KIB, 1)) == calls
         with pytest.raises(CheckFailure, match=r"the reader, asked for lap: (?s:.)*no_such_call"):
             pair.lap("no_such_call", 1, 1)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.exhaustive
+def test_connections_are_counted(limits: Limits) -> None:
+    limits(connections, CONNECTIONS=8)
+    with Worlds() as worlds:
+        figures = ask(connections.QUESTION, worlds)
+    assert len(figures) == 5 and all(figure.median() >= 0 for figure in figures)
+    assert {figure.case["connections"] for figure in figures} == {8}

@@ -14,7 +14,8 @@ from nanokv.check.wire.plain_wire import pull
 from nanokv.cluster.messages.counts import DropReason
 from nanokv.cluster.messages.replies import Refused, Unanswered
 from nanokv.cluster.messages.sealed import Sender
-from nanokv.cluster.wire.client import WireClient
+from nanokv.cluster.wire import client as wire_client
+from nanokv.cluster.wire.client import Connection, WireClient, shut
 from nanokv.device.fabric.records import PULL
 from nanokv.device.machines.records import Words
 from nanokv.device.protocol.status import Status
@@ -23,6 +24,7 @@ from nanokv.errors import CacheClosed, InvalidArgument
 from nanokv.transfer.descriptors import what_of
 from nanokv.transfer.host_tensors import native_look
 from nanokv.transfer.object_calls import hashing_record
+from tests.support.faults import Calls, Limits
 from tests.support.until import until
 
 from .conftest import ASKER, OWNER, SECONDS, SECRET, Serve, Served
@@ -312,3 +314,17 @@ def test_who_is_meant_and_who_asks(served: Served) -> None:
     with pytest.raises(Unanswered, match="refuses this member"):
         WireClient(b"another secret of tests", ASKER, OWNER, (served.server.local,)).ask(1, b"", SECONDS)
     until(lambda: served.server.counts == {DropReason.STRANGER: 3}, "the refusals")
+
+
+def test_a_connection_that_has_ended_while_nobody_used_it_costs_nothing(
+    served: Served, limits: Limits, calls: Calls
+) -> None:
+    """As where a firewall forgets those that rest."""
+    limits(wire_client, RESTED=0.0)
+    taken, client, key = calls.noted(Connection, "give"), served.client(), digests(served, "x")
+    for _ in range(3):
+        assert client.exists(key, SECONDS).tolist() == [MISS]
+    assert len({id(each) for each, _ in taken}) == 1
+    shut(taken[0][0].socket)
+    assert client.exists(key, SECONDS).tolist() == [MISS]
+    assert len({id(each) for each, _ in taken}) == 2

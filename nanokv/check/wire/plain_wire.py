@@ -144,7 +144,7 @@ class PlainWire:
         return kind, count, body
 
     def exactly(self, count: int) -> bytes:
-        """So many bytes. Raises EOFError: the other end has closed."""
+        """Receive `count` bytes. Raises EOFError: the other end has closed."""
         data = b""
         while len(data) < count:
             try:

@@ -55,6 +55,7 @@ Learn = Callable[[WorldId, int], object]
 _NO_WORLD = WorldId("", b"")
 SMALL = 64 * 1024  #: bytes of an object that is read without knowing its size
 _TICK = struct.pack("ll", 0, 100_000)  # struct timeval: a tenth of a second, the longest that a system call waits
+RESTED = 5.0  #: seconds without use, after which a connection is looked at before it is used
 _MOST_FREE = 16  #: connections that are kept for later
 _WHY = {BROKEN.value: "has gone", LATE.value: "did not answer", WRONG.value: "sends what is no answer"}
 _UNUSUAL: int = UNUSUAL_CALL.value
@@ -72,7 +73,7 @@ class Connection:
 
     Attributes:
         at: address of its CONNECTION record. scratch: address of room for a PULL, or for a GOT, a WANTED and a word.
-        small: address of room for SMALL bytes.
+        small: address of room for SMALL bytes. used: when it was last taken, by time.monotonic.
 
     Raises:
         OSError, NoHandshake: it cannot be made.
@@ -91,7 +92,7 @@ class Connection:
         except BaseException:
             self.socket.close()
             raise
-        self.address = address
+        self.address, self.used = address, 0.0
         self._record, self._asked = np.zeros(1, CONNECTION.dtype), np.zeros(1, np.int64)
         self._rooms = [np.empty(FRAME_ROOM, np.uint8) for _ in range(2)]
         self._scratch = np.zeros(max(PULL.size, GOT.size + WANTED.size + WORD) // WORD, np.int64)
@@ -119,6 +120,15 @@ class Connection:
     def head(self) -> Any:
         """The HEAD of the last answer."""
         return self._rooms[0][: HEAD.size].view(HEAD.dtype)[0]
+
+    def has_gone(self) -> bool:
+        """Whether the other end, or what is between, has closed it since it was used."""
+        try:
+            return not self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def interrupt(self) -> None:
         """End the wait of the thread that uses it. From any thread."""
@@ -165,10 +175,17 @@ class WireClient:
     # --- connections ---
     def _take(self, timeout: float) -> Connection:
         """A connection of the caller's own."""
-        try:
-            connection = self._free.pop()
-        except IndexError:
-            connection = self._made(timeout)
+        now = time.monotonic()
+        while True:
+            try:
+                connection = self._free.pop()
+            except IndexError:
+                connection = self._made(timeout)
+                break
+            if now - connection.used < RESTED or not connection.has_gone():
+                break
+            connection.close()
+        connection.used = now
         connection.give(timeout)
         self._busy.add(connection)
         if self._closed:
