@@ -14,10 +14,7 @@ T = TypeVar("T")
 
 
 class AtOnce:
-    """The threads of one process, each made when a call first needs it.
-
-    A node has always the same one: a thread has a socket of its own to each node that it asks.
-    """
+    """The threads of one process, each made when a call first needs it. A node has always the same one."""
 
     def __init__(self) -> None:
         self._threads = [Worker("nanokv-cluster-ask") for _ in range(THREADS)]

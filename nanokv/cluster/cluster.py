@@ -281,7 +281,7 @@ class NanoKVCluster:
             self._check_open()
         digest, engine = self._hash(key), self.world.engine
         if (status := engine.allocation.exists(digest)) not in (_MISS, _NOT_READY):
-            found = self.world.get(digest, _ABSENT, dst=dst, reinterpret=reinterpret)
+            found = self.world.get(key, _ABSENT, dst=dst, reinterpret=reinterpret)
             if found is not _ABSENT:
                 return found
         else:
@@ -518,7 +518,7 @@ class NanoKVCluster:
         dsts: Sequence[torch.Tensor] | torch.Tensor | None = None,
         reinterpret: bool = False,
     ) -> list[torch.Tensor | None] | list[bool]:
-        """Get each object: see `NanoKVCache.get_many`. What this node does not have takes four rounds per node.
+        """Get each object: see `NanoKVCache.get_many`. What this node does not have is one exchange per node.
 
         New tensors of objects of one node share memory, which is free again when none of them is left.
 

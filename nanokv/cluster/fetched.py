@@ -56,7 +56,9 @@ class Got(NamedTuple):
 
 
 def _address_of(tensor: torch.Tensor) -> int:
-    """Where its bytes are; 0: nowhere."""
+    """Where its bytes are; 0: nowhere, as in a mode of torch."""
+    if type(tensor) is not torch.Tensor:
+        return 0
     try:
         return tensor.data_ptr()
     except RuntimeError:

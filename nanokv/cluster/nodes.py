@@ -1,14 +1,15 @@
 """The nodes of a cluster as this process knows them: from the cards of the registry, and from what the link says.
 
-Objects of a node go over the link if both have the same one, and over the wire otherwise. So each can reach the other,
-or neither: that is so for all pairs, else members would compute different homes of a key.
+Objects of a node go over the link if both have the same one, and over the wire otherwise. Of two nodes each reaches the
+other, or both leave each other out. A third one may know both, and computes other homes of keys than these: who is left
+out is told in the log, with what to set.
 """
 
 import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from nanokv.cluster.card import Card, CardRefused
 from nanokv.cluster.homes import Homes
@@ -37,10 +38,11 @@ class Node:
         serves: whether all of its members can be asked for objects over the wire.
 
     Args:
-        far: why no process of this host can reach a member, in the words of `place`; "": it may.
+        far: why no process of this host can reach a member, over the wire, or by the link (True), in the words of
+            `place`; "": it may.
     """
 
-    def __init__(self, name: str, link: Link, number: int, far: Callable[[Card], str]) -> None:
+    def __init__(self, name: str, link: Link, number: int, far: Callable[[Card, bool], str]) -> None:
         self.name, self.number = name, number
         self._link, self._far = link, far
         self._lock = threading.Lock()
@@ -80,6 +82,8 @@ class Node:
             gone = self._reached is not None and self._reached[0] not in cards.values()
             self.cards = [card for _, card in sorted(cards.items())]
             self.by_link = any(map(self._has_link, cards.values()))
+            living = {card.incarnation for card in cards.values()}
+            self._lost = {incarnation: why for incarnation, why in self._lost.items() if incarnation in living}
             self.serves = all(card.serves for card in cards.values())
             if gone:
                 self._let_go()
@@ -98,29 +102,33 @@ class Node:
                 self._reached = self._reach()
             return self._reached[1]
 
-    def member(self) -> Card:
-        """The member that takes questions.
+    def puller(self) -> Card:
+        """The member that pulls what is put: one that has the link.
 
         Raises:
             PeerLost: there is none (any more), or it cannot be reached from this host.
         """
         why = "it has left"
-        for card in self.cards:
-            if not (why := self._far(card)):
+        for card in filter(self._has_link, self.cards):
+            if not (why := self._far(card, True)):
                 return card
         raise self._lost_for(why)
 
-    def reachable(self) -> Card:
+    def reachable(self, but: Container[int] = ()) -> Card:
         """The member that is asked over the wire: the first that was not lost just now.
+
+        but: incarnations of those that are not wanted.
 
         Raises:
             PeerLost: there is none.
         """
         cards, why = self.cards, "it has left"
-        if cards and not self._lost and not self._far(cards[0]):  # as nearly always
+        if cards and not self._lost and not but and not self._far(cards[0], False):  # as nearly always
             return cards[0]
         for card in cards:
-            if far := self._far(card):
+            if card.incarnation in but:
+                continue
+            if far := self._far(card, False):
                 why = far
                 continue
             until, why = self._lost.get(card.incarnation, (0.0, ""))
@@ -136,7 +144,7 @@ class Node:
     def _reach(self) -> tuple[Card, RemoteWorld]:
         why = "it has left"
         for card in filter(self._has_link, self.cards):
-            if far := self._far(card):
+            if far := self._far(card, True):
                 why = far
                 continue
             until, reason = self._lost.get(card.incarnation, (0.0, ""))
@@ -235,7 +243,9 @@ class Nodes:
             self._nodes = nodes
             self.homes = self._homes()
             for card in (card for node in nodes.values() for card in node.cards):
-                self._far(card)  # told as soon as it is seen, and not with the first call
+                self._far(
+                    card, bool(card.link) and card.link == self._link.name
+                )  # told as soon as it is seen, and not with the first call
         for node in gone:
             node.close()
         self.changed()
@@ -245,9 +255,9 @@ class Nodes:
         joined = [node.joined for node in self._nodes.values() if node.cards]
         return max(time.time_ns(), self._joined, *self._back.values(), *joined)
 
-    def _far(self, card: Card) -> str:
+    def _far(self, card: Card, by_link: bool) -> str:
         """Why nobody on this host reaches a member; "": it may be reached. Told once in the log."""
-        why = why_unreachable(card, self._place)
+        why = why_unreachable(card, self._place, by_link=by_link)
         if why and (card.member, why) not in self._refused:
             self._refused.add((card.member, why))
             _log.warning("member %s cannot be reached from here: %s", card.member, why)

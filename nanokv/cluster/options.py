@@ -47,14 +47,14 @@ class ClusterOptions:
             link "nixl". Default: any that are free.
         bind: the interface or address at which this member takes questions. "0.0.0.0" is all, and only if given.
         advertise: the host name or address by which the others reach it. Default: `bind`; needed if that is all.
-        timeout: seconds that a node has for each round of a get, and for a put, beside the time for its bytes.
+        timeout: seconds that a node has for an exchange, or each round of a get over NIXL, beside the time for bytes.
         lost: what a read answers if a node that may have the object cannot be reached, and no other one has it: "raise"
             PeerLost, or "miss", as if there were none; then `stats()["peer_lost"]` alone tells. Calls about
             many keys raise for all of them. Puts, and `remove`, raise always: what they did is not known.
         ttl: seconds after which the others see that this process has died, or cannot reach the registry.
         locations: of how many objects of other nodes this process remembers where they lie; 72 bytes each. 0: of
-            none; then it follows no events of others, which spares a large cluster that traffic, and its gets take four
-            rounds and find what lies at the key's home.
+            none; then it follows no events of others, which spares a large cluster that traffic, and its gets find
+            what lies at the key's home; over NIXL they take four rounds.
         join_timeout: seconds to try to reach the registry.
         about: a text of at most 64 KiB that the other members can read (`NanoKVCluster.about`): what the keys of this
             one mean, for an engine's connector.

@@ -26,20 +26,24 @@ def here() -> str:
         return ""
 
 
-def why_unreachable(card: Card, place: str) -> str:
-    """Why a process at a place cannot reach a member, and what to set there; "": it may reach it."""
+def why_unreachable(card: Card, place: str, *, by_link: bool) -> str:
+    """Why a process at a place cannot reach a member, and what to set there; "": it may reach it.
+
+    by_link: it reads the member's memory over a link too.
+    """
     if card.place == place or not card.place or not place:
         return ""
     wrong = [
         *(["bind"] if is_loopback(card.wire) else []),
-        *(["devices"] if card.devices == LOOPBACK_DEVICE else []),
+        *(["devices"] if by_link and card.devices == LOOPBACK_DEVICE else []),
     ]
     if not wrong:
         return ""
+    more = f", devices={card.devices!r}" if by_link else ""
+    device = ", and with devices= its network device, or 'all'" if by_link else ""
     return (
-        f"it runs on another host (or in another network namespace), and listens at loopback, {card.wire}, "
-        f"devices={card.devices!r}: start it with bind= an address of its host, or bind='0.0.0.0' and advertise= its "
-        "name, and with devices= its network device, or 'all'"
+        f"it runs on another host (or in another network namespace), and listens at loopback, {card.wire}{more}: "
+        f"start it with bind= an address of its host, or bind='0.0.0.0' and advertise= its name{device}"
     )
 
 

@@ -25,7 +25,7 @@ from nanokv.cluster.messages.replies import Refused, Unanswered
 from nanokv.cluster.nodes import Node
 from nanokv.cluster.offering import Offers, RegisteredMemory, are_few
 from nanokv.cluster.patience import Patience
-from nanokv.cluster.pull_message import MOST_PULLS, NEEDS_CARD, BadMessage, Question, Records, answered
+from nanokv.cluster.pull_message import HEAD, MOST_PULLS, NEEDS_CARD, BadMessage, Question, Records, answered
 from nanokv.cluster.relative_terms import relative
 from nanokv.cluster.removal_message import MOST_REMOVED, removed
 from nanokv.cluster.staging import Staging
@@ -37,6 +37,7 @@ from nanokv.device.machines.records import Terms, Words
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.layout import WORD
+from nanokv.device.wire.records import MOST_CALL
 from nanokv.errors import PeerLost
 from nanokv.types import KeyDigest
 
@@ -111,18 +112,30 @@ class RemotePuts:
         pulls["access"], pulls["group"], pulls["until"] = relative(terms, now_ns())
         with plainly():
             brought = self._offers.bring(pulls, tensors)
-            kept = None if brought else self._offers.offer(pulls, tensors)
         if brought:
             return self._bring(node, pulls, brought, patience)
-        parts = (pulls[i : i + MOST_PULLS] for i in range(0, len(pulls), MOST_PULLS))
-        return np.concatenate([self._ask(node, part, kept, patience) for part in parts])
+        found, most = [], self._most_pulls()
+        for first in range(0, len(pulls), most):
+            part = pulls[first : first + most]
+            with plainly():
+                kept = self._offers.offer(part, tensors[first : first + most])
+            found.append(self._ask(node, part, kept, patience))
+        return np.concatenate(found)
+
+    def _most_pulls(self) -> int:
+        """How many PULLs a question has beside the card of the link, which grows with what is registered."""
+        nbytes = len(self._link.card())
+        found = min(MOST_PULLS, (MOST_CALL - HEAD.size - nbytes) // PULL.size)
+        if found < 1:
+            raise PeerLost(f"the card of the link has {nbytes} bytes, too many for a message: register less memory")
+        return found
 
     def _bring(self, node: Node, pulls: Records, brought: bytes, patience: Patience) -> Records:
         """Ask, and bring the bytes along."""
         timeout, begun = self._time_for(node, pulls, patience), time.monotonic()
         question = Question(pulls, b"", _NO_TICKET, next(self._numbers), timeout, brought)
         try:
-            return self._answer(node, node.member(), question)
+            return self._answer(node, node.puller(), question)
         except Unanswered as error:
             patience.waited(begun)
             raise PeerLost(f"node {node.name} did not answer: {error}") from None
@@ -138,7 +151,7 @@ class RemotePuts:
 
     def _remove_some(self, node: Node, keys: Words, patience: Patience) -> Words:
         """Remove as `remove_each` does, as many keys as one message has."""
-        to, timeout, begun = node.member(), patience.left(node.name), time.monotonic()
+        to, timeout, begun = node.puller(), patience.left(node.name), time.monotonic()
         try:
             body = self._ways.ask(to, Kind.REMOVE, np.ascontiguousarray(keys).tobytes(), timeout)
             return removed(body, len(keys))
@@ -156,7 +169,7 @@ class RemotePuts:
             return self._ask_once(node, pulls, kept, patience)
 
     def _ask_once(self, node: Node, pulls: Records, kept: Any, patience: Patience) -> Records:
-        to, card = node.member(), self._link.card()
+        to, card = node.puller(), self._link.card()
         self.kept.check_room(to)
         told = self.told.get(to.incarnation) == card
         timeout, begun = self._time_for(node, pulls, patience), time.monotonic()

@@ -1,8 +1,8 @@
 """Reads from other nodes are uses too: they are told to the owners, whose evictions then see them.
 
 A reader writes nothing into an owner's segment. So it collects rank, slot and epoch of what it has read, and tells them
-in one message per node and 50 ms. Best effort: a use that is not told makes an object look older than it is, and leaves
-a lease as it is.
+in one message per node and about 50 ms. Best effort: a use that is not told makes an object look older than it is, and
+leaves a lease as it is.
 """
 
 import logging
@@ -16,11 +16,12 @@ from nanokv.cluster.messages.replies import Refused, Unanswered
 from nanokv.cluster.nodes import Nodes
 from nanokv.cluster.wire.ways import Ways
 from nanokv.device.machines.records import Words
-from nanokv.errors import CacheClosed
+from nanokv.errors import CacheClosed, PeerLost
 
 MOST_USES = 4096  #: of one node, that wait to be told; more are not told
 _COLLECT = 0.05  #: seconds
-_PATIENCE = 0.5  #: seconds that a node has to take them
+_PATIENCE = 0.2  #: seconds that a node has to take them
+_RESTS = 5.0  #: seconds for which one that has not taken them is told nothing: others wait for it
 _log = logging.getLogger("nanokv.cluster")
 
 Use = tuple[int, int, int]  #: rank, slot, epoch
@@ -78,6 +79,7 @@ class Uses:
         return noted
 
     def _run(self) -> None:
+        silent: dict[str, float] = {}  # nodes that have not answered, and until when they are told nothing
         while not self._closed:
             self._some.wait()
             time.sleep(_COLLECT)
@@ -85,16 +87,22 @@ class Uses:
             with self._lock:
                 noted, self._noted = self._noted, {}
             for name, uses in noted.items():
-                self._tell(name, uses.words())
+                if not self._closed and time.monotonic() >= silent.get(name, 0.0):
+                    silent.pop(name, None)
+                    if not self._tell(name, uses.words()):
+                        silent[name] = time.monotonic() + _RESTS
 
-    def _tell(self, name: str, uses: Words) -> None:
+    def _tell(self, name: str, uses: Words) -> bool:
+        """Whether a node answers."""
         node = self._nodes.find(name)
-        cards = [] if node is None else node.cards
-        if cards and len(uses):
-            try:
-                self._ways.ask(cards[0], Kind.USED, uses.tobytes(), _PATIENCE)
-            except (Unanswered, Refused, CacheClosed) as error:
-                _log.debug("node %s was not told of %d reads: %s", name, len(uses), error)
+        if node is None or not len(uses):
+            return True
+        try:
+            self._ways.ask(node.reachable(), Kind.USED, uses.tobytes(), _PATIENCE)
+        except (Unanswered, Refused, PeerLost, CacheClosed) as error:
+            _log.debug("node %s was not told of %d reads: %s", name, len(uses), error)
+            return False
+        return True
 
     def close(self) -> None:
         """End the thread. Idempotent."""

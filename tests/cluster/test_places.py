@@ -13,6 +13,7 @@ import torch
 
 import nanokv
 from nanokv.cluster import NanoKVCluster, place
+from nanokv.cluster.card import Card
 from nanokv.cluster.messages.counts import DropReason
 from nanokv.cluster.messages.sealed import Reason
 from nanokv.cluster.options import ClusterOptions
@@ -35,7 +36,7 @@ def test_a_member_of_another_host_that_listens_at_loopback_is_told_once(
     calls.answer(place, "here", "another host")
     two = make_cluster(1)[0]
     for here, there in ((one, "n1"), (two, "n0")):
-        why = rf"node {there} .*another host.*bind=.*advertise=.*devices="
+        why = rf"node {there} .*another host.*bind=.*advertise="
         with pytest.raises(PeerLost, match=why):
             here.put("x", torch.ones(3), preferred_segment=(there, 0))
         with pytest.raises(PeerLost, match=why):
@@ -56,13 +57,18 @@ def test_which_members_cannot_be_reached(shared_pair: list[NanoKVCluster]) -> No
     card = shared_pair[0].member.nodes["n1"].cards[0]
     assert card.place == place.here() != "" and card.devices
     there = replace(card, place="there")
-    assert why_unreachable(there, "here") and not why_unreachable(there, "there")
-    assert not why_unreachable(there, "") and not why_unreachable(replace(card, place=""), "here")
+
+    def why(card: Card, place: str, by_link: bool = True) -> str:
+        return why_unreachable(card, place, by_link=by_link)
+
+    assert why(there, "here") and not why(there, "there")
+    assert not why(there, "") and not why(replace(card, place=""), "here")
     routed = replace(there, wire="tcp://10.0.0.7:4000", devices="eth0")
-    assert not why_unreachable(routed, "here")
-    assert "devices=" in why_unreachable(replace(routed, devices="lo"), "here")
-    assert "bind=" in why_unreachable(replace(routed, wire="tcp://[::1]:4000"), "here")
-    assert not why_unreachable(replace(routed, devices=""), "here")  # a link without network devices
+    assert not why(routed, "here")
+    assert "devices=" in why(replace(routed, devices="lo"), "here")
+    assert not why(replace(routed, devices="lo"), "here", by_link=False)  # over the wire they are of no interest
+    assert "bind=" in why(replace(routed, wire="tcp://[::1]:4000"), "here", by_link=False)
+    assert not why(replace(routed, devices=""), "here")  # a link without network devices
     loopback = ["tcp://127.0.0.1:1", "tcp://127.3.2.1:1", "tcp://localhost:1", "tcp://[::1]:1"]
     assert all(map(is_loopback, loopback)) and not any(map(is_loopback, ["tcp://host:1", "tcp://10.0.0.1:1", "", "x"]))
 

@@ -104,17 +104,12 @@ class NixlLink:
         self._lock_address = int(_AGENTS.ctypes.data)
         self._code = fabric_code()
         self._code.require_common()
-        before = listening()
-        try:
-            with self.reading_alone():
-                self._serving = Agent(f"{member}.serves", PROGRESS_DELAY_US, parameters)
-                self._reading = Agent(f"{member}.reads", None, parameters)
-        except LinkUnavailable as error:
-            raise LinkUnavailable(str(error) if has_tcp else f"{error}. {_NO_TCP}") from None
-        unasked = [address for inode, address in listening().items() if inode not in before]
-        if unasked and not has_tcp:
-            for agent in (self._serving, self._reading):
-                agent.close()
+        unasked = self._make_agents(member, parameters, has_tcp)
+        if unasked:  # another thread of this process may have opened them meanwhile
+            self._close_agents()
+            unasked = self._make_agents(f"{member}.again", parameters, has_tcp)
+        if unasked:
+            self._close_agents()
             raise LinkUnavailable(f"UCX listens at {', '.join(unasked)}, though its TCP is off. {_NO_TCP}")
         self._functions = {field: function_address(name) for field, name in TRANSFER_FUNCTIONS.items()}
         self._memory: dict[int, tuple[Any, Any]] = {}
@@ -126,6 +121,26 @@ class NixlLink:
         self._moving: list[NixlTransfer] = []
         self._closed = False
         self._looker = NixlLane(self._reading, self._functions, self._lock_address)
+
+    def _make_agents(self, member: str, parameters: dict[str, str], has_tcp: bool) -> list[str]:
+        """Make the two agents. Returns the ports that were opened meanwhile, if none may be."""
+        before = listening()
+        try:
+            with self.reading_alone():
+                self._serving = Agent(f"{member}.serves", PROGRESS_DELAY_US, parameters)
+                try:
+                    self._reading = Agent(f"{member}.reads", None, parameters)
+                except LinkUnavailable:
+                    self._serving.close()
+                    raise
+        except LinkUnavailable as error:
+            raise LinkUnavailable(str(error) if has_tcp else f"{error}. {_NO_TCP}") from None
+        return [] if has_tcp else [address for inode, address in listening().items() if inode not in before]
+
+    def _close_agents(self) -> None:
+        with self.reading_alone():
+            self._serving.close()
+            self._reading.close()
 
     # --- memory ---
     def card(self) -> bytes:

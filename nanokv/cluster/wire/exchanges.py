@@ -66,9 +66,10 @@ class _Exchanges:
             PeerLost: nobody answers.
         """
         first: PeerLost | None = None  # why the first one was lost: those after it have less time
+        tried: set[int] = set()
         for _ in range(max(len(node.cards), 1)):
             try:
-                timeout, card = patience.left(node.name), node.reachable()
+                timeout, card = patience.left(node.name), node.reachable(tried)
             except PeerLost as error:
                 raise first or error from None
             begun = time.monotonic()
@@ -76,6 +77,7 @@ class _Exchanges:
                 return work(self._ways.to(card), timeout), card
             except Unanswered as error:
                 patience.waited(begun)
+                tried.add(card.incarnation)
                 if avoids:
                     node.avoid(card, str(error))
                 first = first or PeerLost(f"node {node.name} cannot be reached: {error}")
