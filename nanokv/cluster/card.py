@@ -104,7 +104,9 @@ class Card:
         """
         seal, raw = sealed[:_SEAL_BYTES], sealed[_SEAL_BYTES:]
         if not hmac.compare_digest(seal, _seal(secret, raw)):
-            raise CardRefused("the card is sealed with another secret, or damaged")
+            raise CardRefused(
+                "the card is sealed with another secret (set NANOKV_CLUSTER_SECRET to that of all), or damaged"
+            )
         try:
             values: dict[str, Any] = json.loads(raw)
             if values.pop("layout") != layout_hash():

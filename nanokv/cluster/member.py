@@ -13,12 +13,13 @@
 A part is taken by name (`cluster.member.link`).
 """
 
+import errno
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from enum import StrEnum
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -56,10 +57,12 @@ from nanokv.cluster.wire.server import WireServer, World
 from nanokv.cluster.wire.ways import Ways
 from nanokv.device.fabric.records import LOOK_LINE
 from nanokv.device.machines.native import NativeMachine
-from nanokv.errors import LinkUnavailable
+from nanokv.errors import ClusterUnavailable, InvalidArgument, LinkUnavailable
 from nanokv.heap.base import Heap
 from nanokv.transfer.object_calls import Routing
 from nanokv.types import Key, KeyDigest
+
+T = TypeVar("T")
 
 
 # --- what a member counts of its part in the cluster, as `NanoKVCluster.stats` and `nanokv stats` show it ---
@@ -252,7 +255,7 @@ class Member:
             bind=options.bind,
             patience=options.timeout,
         )
-        self.server = at_first_free(options.port_range(), lambda port: serve_at(port=port))
+        self.server = self._listen(lambda port: serve_at(port=port))
         self._working.callback(self.server.close)
         figures.of_wire = lambda: self.server.figures
         if self.link_gets is not None:  # over the wire the owner sees each read
@@ -260,10 +263,20 @@ class Member:
             self._working.callback(self.uses.close)
             self.link_gets.note_use, self.link_gets.note_uses = self.uses.note, self.uses.note_each
 
+    def _listen(self, listen: Callable[[int], T]) -> T:
+        """What listens at a port of this member. Raises InvalidArgument or ClusterUnavailable: nothing can."""
+        options = self._options
+        try:
+            return at_first_free(options.port_range(), listen)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ClusterUnavailable(f"ports={options.ports!r}: {error.strerror}; each member takes two") from None
+            raise InvalidArgument(f"bind={options.bind!r}: {error.strerror}") from None
+
     def _follow_events(self) -> None:
         options = self._options
         publish_at = partial(Publisher, self.name, self.incarnation, self._secret, options.bind)
-        self.publisher = at_first_free(options.port_range(), publish_at)
+        self.publisher = self._listen(publish_at)
         self._working.callback(self.publisher.close)
         self.changes = Changes(options.node)
         self.events = Events(

@@ -1,7 +1,6 @@
 """A look at a cluster from outside, for the command line: its members' cards, and what they answer."""
 
 import json
-import os
 import secrets
 import time
 from types import TracebackType
@@ -13,7 +12,7 @@ from nanokv.cluster.kinds import Kind
 from nanokv.cluster.membership import open_membership
 from nanokv.cluster.messages.replies import Refused, Unanswered
 from nanokv.cluster.messages.sealed import Sender
-from nanokv.cluster.options import SECRET_VARIABLE
+from nanokv.cluster.options import given_secret
 from nanokv.cluster.wire.ways import Ways
 
 _FIRST_LOOK = 1.0  #: seconds to wait for members of a registry that has shown none yet
@@ -28,22 +27,22 @@ class Member(NamedTuple):
 
 
 class Observer:
-    """Reads the registry of a cluster, and asks its members. It joins nothing.
+    """Reads the registry of a cluster, and asks its members. It joins nothing, and makes nothing.
 
     Args:
         url: as of `NanoKVCluster`. The secret is that of NANOKV_CLUSTER_SECRET, or of the registry.
         timeout: seconds that the registry, and each member, has to answer.
 
     Raises:
-        InvalidArgument, ClusterUnavailable: as `open_membership`.
+        InvalidArgument, ClusterUnavailable: as `open_membership`; or there is no cluster.
     """
 
     def __init__(self, url: str, timeout: float = 3.0) -> None:
-        self._membership = open_membership(url, timeout=timeout)
+        given = given_secret()
+        self._membership = open_membership(url, timeout=timeout, looks=True)
         self._timeout = timeout
         try:
-            given = os.environ.get(SECRET_VARIABLE)
-            self._secret = given.encode() if given else self._membership.secret()
+            self._secret = given or self._membership.secret()
             self._ways = Ways(self._secret, Sender(f"observer-{secrets.token_hex(4)}", time.time_ns()), place.here())
         except BaseException:
             self._membership.close()

@@ -19,7 +19,8 @@ _PORTS = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
 _LEAST_PORTS, _LAST_PORT = 4, 65535
 _ALL = ("0.0.0.0", "::", "*")  #: no address at which anybody can be reached
 _HOST = re.compile(r"[^\s/]*")
-_SECRET = is_a(bytes, "at least 16 bytes", lambda secret: not 0 < len(secret) < 16, hides=True)
+_SHORTEST_SECRET = 16  #: bytes
+_SECRET = is_a(bytes, "at least 16 bytes", lambda secret: not 0 < len(secret) < _SHORTEST_SECRET, hides=True)
 _ABOUT = is_a(str, f"a str of at most {1 << 16} characters", lambda about: len(about) <= 1 << 16, hides=True)
 
 
@@ -42,9 +43,10 @@ class ClusterOptions:
             one-sided reads by that library, for RDMA and for memory of GPUs; nodes without it are reached by the wire.
             "auto": the wire, if this world's segments lie in host memory; else "nixl".
         devices: the network device that the link "nixl" uses, as UCX_NET_DEVICES: "lo", "eth0", "mlx5_0:1", or "all".
+            Without effect where objects go over the wire.
             The variable UCX_NET_DEVICES goes before it, and may name several.
-        ports: the range of ports at which this member listens, such as "40000-40999": questions, events, and two of the
-            link "nixl". Default: any that are free.
+        ports: the range of ports at which this member listens, such as "40000-40999": two, of questions and events, and
+            two more with UCX's TCP. Default: any that are free.
         bind: the interface or address at which this member takes questions. "0.0.0.0" is all, and only if given.
         advertise: the host name or address by which the others reach it. Default: `bind`; needed if that is all.
         timeout: seconds that a node has for an exchange, or each round of a get over NIXL, beside the time for bytes.
@@ -110,6 +112,18 @@ class ClusterOptions:
         return f"tcp://{host}:{address.rpartition(':')[2]}" if host else address
 
 
+def given_secret() -> bytes:
+    """The secret in the environment; b"": there is none.
+
+    Raises:
+        InvalidArgument: it is too short, or the variable is set and empty: that is nobody's wish.
+    """
+    found = os.environ.get(SECRET_VARIABLE)
+    if found is not None and len(found.encode()) < _SHORTEST_SECRET:
+        raise InvalidArgument(f"{SECRET_VARIABLE} must have at least {_SHORTEST_SECRET} bytes, or be unset")
+    return (found or "").encode()
+
+
 def make_cluster_options(world_name: str, given: dict[str, Any]) -> ClusterOptions:
     """Options from keyword arguments and the environment.
 
@@ -118,8 +132,7 @@ def make_cluster_options(world_name: str, given: dict[str, Any]) -> ClusterOptio
     """
     refuse_unknown(given, [each.name for each in fields(ClusterOptions)], "option", " of a cluster")
     found: dict[str, Any] = {"node": _default_node(world_name)}
-    if os.environ.get(SECRET_VARIABLE):
-        found["secret"] = os.environ[SECRET_VARIABLE].encode()
+    found["secret"] = given_secret()
     return ClusterOptions(**(found | given))
 
 

@@ -9,6 +9,9 @@ import torch
 from typer.testing import CliRunner
 
 from nanokv.cluster.card import member_name
+from nanokv.cluster.membership import open_membership
+from nanokv.cluster.options import make_cluster_options
+from nanokv.errors import InvalidArgument
 from nanokv.tools.cli import app
 
 from .conftest import MakeCluster, key_of
@@ -58,7 +61,17 @@ def test_fsck_of_all_nodes(make_cluster: MakeCluster, tmp_path: Path) -> None:
 
 
 def test_a_cluster_without_members(tmp_path: Path) -> None:
+    """Who looks makes nothing, not even where the URL has a typing error."""
+    nothing = f"file://{tmp_path}/nothing"
+    for command in ("ls", "stats", "fsck"):
+        assert "is no folder, so there is no cluster" in run(command, nothing, code=2)
+    assert not (tmp_path / "nothing").exists()
     url = f"file://{tmp_path}/empty"
+    (tmp_path / "empty").mkdir()
+    assert "has no secret: no member has joined" in run("ls", url, code=2)
+    assert not (tmp_path / "empty" / "secret").exists()
+    with open_membership(url) as first:
+        first.secret()
     assert "no members" in run("ls", url)
     assert json.loads(run("ls", url, "--json")) == []
     assert "no members" in run("fsck", url, code=2)
@@ -97,13 +110,27 @@ class Nobody:
         pass
 
 
+@pytest.mark.parametrize("secret", ["", "short"])
+def test_a_secret_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, secret: str) -> None:
+    """Also a variable that is set and empty, as by a Secret of Kubernetes that nobody has filled in."""
+    monkeypatch.setenv("NANOKV_CLUSTER_SECRET", secret)
+    assert "must have at least 16 bytes, or be unset" in run("ls", f"file://{tmp_path}", code=2)
+    with pytest.raises(InvalidArgument, match="NANOKV_CLUSTER_SECRET must have at least 16 bytes"):
+        make_cluster_options("local", {})
+
+
 def test_wrong_registries() -> None:
     result = runner.invoke(app, ["ls", "redis://127.0.0.1/x"])
     assert result.exit_code == 2 and "redis" in result.output
 
 
-def test_a_card_of_another_secret(make_cluster: MakeCluster, tmp_path: Path) -> None:
+def test_a_card_of_another_secret(make_cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"file://{tmp_path}/cluster"
     make_cluster(1, secret=b"x" * 16)
-    assert "sealed with another secret" in run("ls", url)
+    assert "has no secret: no member has joined, or all of them are given it" in run("ls", url, code=2)
+    monkeypatch.setenv("NANOKV_CLUSTER_SECRET", "y" * 16)
+    shown = run("ls", url)
+    assert "sealed with another secret (set NANOKV_CLUSTER_SECRET to that of all)" in shown and "n0.0" in shown
     assert "sealed with another secret" in run("stats", url, code=2)
+    monkeypatch.setenv("NANOKV_CLUSTER_SECRET", "x" * 16)
+    assert "alive" in run("ls", url)

@@ -1,6 +1,8 @@
 """How two nodes exchange objects: over the wire or a link, by what both have; and the ports that this opens."""
 
+import contextlib
 import logging
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,9 @@ import torch
 
 from nanokv import NanoKVCache
 from nanokv.cluster import NanoKVCluster
-from nanokv.cluster.links import LinkUnavailable, nixl, open_link
+from nanokv.cluster.links import LinkUnavailable, open_link
 from nanokv.cluster.listening import listening
-from tests.support.faults import Calls
+from nanokv.errors import ClusterUnavailable, InvalidArgument
 from tests.support.needed import need_nixl
 from tests.support.until import until
 
@@ -75,17 +77,40 @@ def test_what_a_gpu_has_is_reached_by_its_link_alone(
 
 def test_without_rdma_nixl_is_refused_unless_its_tcp_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     need_nixl()
+    for value in ("", "^tcp"):
+        monkeypatch.setenv("UCX_TLS", value)
+        with pytest.raises(LinkUnavailable, match=r"devices='lo', UCX_TLS=.*UCX's TCP is off"):
+            open_link("nixl", "probe")
     monkeypatch.delenv("UCX_TLS")
     with pytest.raises(LinkUnavailable, match=r"UCX's TCP is off.*link='wire' does without.*UCX_TLS=tcp,self"):
         open_link("nixl", "probe")
 
 
-def test_a_port_that_nobody_has_asked_for_is_an_error(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_nobody_has_asked_for_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     need_nixl()
     before = listening()
-    with_tcp = nixl.ucx_parameters("lo", "", has_tcp=True)
-    monkeypatch.delenv("UCX_TLS")
-    calls.answer(nixl, "ucx_parameters", with_tcp)
-    with pytest.raises(LinkUnavailable, match=r"UCX listens at 127\.0\.0\.1:\d+.*though its TCP is off"):
+    monkeypatch.setenv("UCX_TLS", "^shm")  # all but that, and so TCP, which it does not name
+    with pytest.raises(LinkUnavailable, match=r"UCX listens at 127\.0\.0\.1:\d+.*though UCX_TLS does not name tcp"):
         open_link("nixl", "probe")
     until(lambda: listening().keys() <= before.keys(), "the ports to be closed")
+
+
+def test_nowhere_to_listen_is_said_by_the_option(tmp_path: Path) -> None:
+    url, others = f"file://{tmp_path}/cluster", []
+    with NanoKVCache(HEAP_BYTES, page_bytes=PAGE) as world:
+        with pytest.raises(InvalidArgument, match=r"bind='nonesuch0': cannot listen at"):
+            NanoKVCluster(world, url, bind="nonesuch0")
+        while len(others) < 4:  # four in a row
+            for each in others:
+                each.close()
+            others = [socket.create_server(("127.0.0.1", 0))]
+            first = others[0].getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                for port in range(first + 1, first + 4):
+                    others.append(socket.create_server(("127.0.0.1", port)))
+        with pytest.raises(
+            ClusterUnavailable, match=rf"ports='{first}-{first + 3}': all ports .* each member takes two"
+        ):
+            NanoKVCluster(world, url, ports=f"{first}-{first + 3}")
+        for each in others:
+            each.close()

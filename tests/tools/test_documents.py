@@ -62,7 +62,6 @@ NOT_RUN = {
     "pip install .": INSTALLS,
     "pip install '.[check]'": INSTALLS,
     "pip install '.[cluster]'": INSTALLS,
-    "pip install --no-deps nixl-cu12": INSTALLS,
     **{f"nanokv {name} etcd://127.0.0.1:2379/nanokv": CLUSTER for name in ("ls", "stats", "fsck")},
     "docker build -f examples/deploy/Dockerfile -t nanokv:0.1.0 .": KUBERNETES,
     "kubectl apply -k examples/deploy/kubernetes/base": KUBERNETES,

@@ -48,9 +48,14 @@ _NO_TCP = (
 )
 
 
+def asks_for_tcp(transports: str) -> bool:
+    """Whether a value of UCX_TLS names TCP, or all; a list of what is not wanted ("^shm") does not."""
+    return not transports.startswith("^") and bool({"tcp", "all"} & {name.strip() for name in transports.split(",")})
+
+
 def ucx_parameters(devices: str, ports: str, *, has_tcp: bool) -> dict[str, str]:
     """The parameters of NIXL's backend for UCX."""
-    more = [] if has_tcp else ["TLS=^tcp"]
+    more = [] if has_tcp else ["TLS=^tcp"]  # the variable UCX_TLS, if it is set, goes before that
     more += [] if devices == "all" else [f"NET_DEVICES={devices}"]
     more += [f"TCP_PORT_RANGE={ports}"] if ports else []
     return {"engine_config": ",".join((*_UCX, *more))}
@@ -90,27 +95,28 @@ class NixlLink:
     Raises:
         LinkUnavailable: NIXL is not installed, or UCX does not work here, or only by TCP, for which nobody has asked.
 
-    UCX's TCP is off unless the variable UCX_TLS is set: who can connect to its port can write to any memory of this
+    UCX's TCP is off unless the variable UCX_TLS names it: who can connect to its port can write to any memory of this
     process (docs/cluster.md, Security).
     """
 
     name = "nixl"
 
     def __init__(self, member: str, *, devices: str = "lo", ports: str = "") -> None:
-        has_tcp = "UCX_TLS" in os.environ
+        has_tcp = asks_for_tcp(os.environ.get("UCX_TLS", ""))
         parameters = ucx_parameters(devices, ports, has_tcp=has_tcp)
         self._lock = threading.Lock()
         self._serving_lock = threading.Lock()  # `close` must not take the agent from a thread that is in it
         self._lock_address = int(_AGENTS.ctypes.data)
         self._code = fabric_code()
         self._code.require_common()
+        self._devices = devices
         unasked = self._make_agents(member, parameters, has_tcp)
         if unasked:  # another thread of this process may have opened them meanwhile
             self._close_agents()
             unasked = self._make_agents(f"{member}.again", parameters, has_tcp)
         if unasked:
             self._close_agents()
-            raise LinkUnavailable(f"UCX listens at {', '.join(unasked)}, though its TCP is off. {_NO_TCP}")
+            raise LinkUnavailable(f"UCX listens at {', '.join(unasked)}, though UCX_TLS does not name tcp. {_NO_TCP}")
         self._functions = {field: function_address(name) for field, name in TRANSFER_FUNCTIONS.items()}
         self._memory: dict[int, tuple[Any, Any]] = {}
         self._peers: dict[int, Peer] = {}
@@ -134,7 +140,8 @@ class NixlLink:
                     self._serving.close()
                     raise
         except LinkUnavailable as error:
-            raise LinkUnavailable(str(error) if has_tcp else f"{error}. {_NO_TCP}") from None
+            where = f"devices={self._devices!r}, UCX_TLS={os.environ.get('UCX_TLS', '')!r}"
+            raise LinkUnavailable(f"{error} ({where})" + ("" if has_tcp else f". {_NO_TCP}")) from None
         return [] if has_tcp else [address for inode, address in listening().items() if inode not in before]
 
     def _close_agents(self) -> None:

@@ -24,7 +24,7 @@ __all__ = ["MAX_CARD", "ClusterUnavailable", "Listener", "Membership", "open_mem
 _SHORTEST, _LONGEST = 0.1, 3600.0  #: seconds of a lease
 
 
-def open_membership(url: str, *, ttl: float = 3.0, timeout: float = 10.0) -> Membership:
+def open_membership(url: str, *, ttl: float = 3.0, timeout: float = 10.0, looks: bool = False) -> Membership:
     """Reach the registry of a cluster, and begin to follow who is in it. To become a member, `join`.
 
     Args:
@@ -36,6 +36,7 @@ def open_membership(url: str, *, ttl: float = 3.0, timeout: float = 10.0) -> Mem
         ttl: seconds after which a process that died is dropped by the others, 0.1 to 3600; the same in all processes.
             etcd rounds it up to whole seconds, and to at least 2 with its own default settings.
         timeout: seconds for which this, and later calls, try to reach a registry that does not answer.
+        looks: this process only looks, and makes nothing there: neither a folder nor a secret.
 
     Raises:
         InvalidArgument: the URL, or another argument, is wrong.
@@ -47,6 +48,10 @@ def open_membership(url: str, *, ttl: float = 3.0, timeout: float = 10.0) -> Mem
         raise InvalidArgument(f"ttl must be {_SHORTEST:g} to {_LONGEST:g} seconds, not {ttl!r}")
     if isinstance(address, EtcdAddress):
         etcd = address
-        return Membership(str(etcd), lambda view, pulse: EtcdRegistry(etcd, ttl, view, pulse), ttl, timeout)
+        return Membership(
+            str(etcd), lambda view, pulse: EtcdRegistry(etcd, ttl, view, pulse), ttl, timeout, looks=looks
+        )
     folder = address
-    return Membership(str(folder), lambda view, pulse: FileRegistry(folder, ttl, view, pulse), ttl, timeout)
+    return Membership(
+        str(folder), lambda view, pulse: FileRegistry(folder, ttl, view, pulse), ttl, timeout, looks=looks
+    )

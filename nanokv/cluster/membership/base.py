@@ -28,6 +28,7 @@ __all__ = [
 
 Listener = Callable[[Mapping[str, bytes]], object]  #: is given all members with their cards
 
+NO_SECRET = "no member has joined, or all of them are given it (NANOKV_CLUSTER_SECRET)"
 SECRET_BYTES = 32
 MAX_CARD = 1 << 20  #: bytes; etcd refuses requests of more than 1.5 MiB, in which a card takes a third more as text
 _LAST_NUMBER = (1 << 63) - 1
@@ -54,7 +55,7 @@ class Registry(Protocol):
     period: float
     duties: Mapping[str, Callable[[], None]]
 
-    def open(self) -> None:
+    def open(self, *, make: bool = True) -> None:
         """Reach it, and learn who is there. May be tried again after an OSError.
 
         Raises:
@@ -86,11 +87,13 @@ class Registry(Protocol):
         """Forget the card, tell the view, and end the lease. After an OSError too: then the lease ends by itself."""
         ...
 
-    def secret(self) -> bytes:
+    def secret(self, *, make: bool = True) -> bytes:
         """The secret of the cluster, made if there is none; kept, and put back if the registry loses it.
 
+        make: False: who only looks makes none.
+
         Raises:
-            ClusterUnavailable: what the registry has cannot be the secret.
+            ClusterUnavailable: what the registry has cannot be the secret; or it has none, and none is made.
             OSError: it does not answer.
         """
         ...

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from nanokv.cluster.membership.addresses import EtcdAddress
-from nanokv.cluster.membership.base import SECRET_BYTES, ClusterUnavailable, number_after
+from nanokv.cluster.membership.base import NO_SECRET, SECRET_BYTES, ClusterUnavailable, number_after
 from nanokv.cluster.membership.etcd_gateway import (
     DENIED,
     INVALID,
@@ -63,7 +63,7 @@ class EtcdRegistry:
         self._lease = 0
         self._secret: bytes | None = None
 
-    def open(self) -> None:
+    def open(self, *, make: bool = True) -> None:
         """See `Registry`."""
         try:
             self._watch.read()
@@ -111,11 +111,11 @@ class EtcdRegistry:
                     if error.code != NOT_FOUND:
                         raise
 
-    def secret(self) -> bytes:
+    def secret(self, *, make: bool = True) -> bytes:
         """See `Registry`."""
         with self._lock:
             if self._secret is None:
-                self._secret = self._stored_secret(secrets.token_bytes(SECRET_BYTES))
+                self._secret = self._stored_secret(secrets.token_bytes(SECRET_BYTES) if make else None)
             return self._secret
 
     def next_number(self, least: int) -> int:
@@ -228,9 +228,18 @@ class EtcdRegistry:
         """Seconds that a lease has left, rounded down; -1 if it has ended."""
         return int(self._gateway.call("/v3/lease/timetolive", {"ID": str(lease)}).get("TTL", 0))
 
-    def _stored_secret(self, proposed: bytes) -> bytes:
+    def _stored_secret(self, proposed: bytes | None) -> bytes:
         """What etcd has as the secret; that is `proposed` if it had none."""
-        stored = found(self._gateway.call("/v3/kv/txn", put_if_absent(self._keys.secret, proposed)))
+        if proposed is None:
+            kvs = self._gateway.call("/v3/kv/range", {"key": text64(self._keys.secret.encode())}).get("kvs", [])
+            if not kvs:
+                raise ClusterUnavailable(f"{self.what} has no secret: {NO_SECRET}")
+            stored: KeyValue | None = KeyValue.of(kvs[0])
+        else:
+            stored = found(self._gateway.call("/v3/kv/txn", put_if_absent(self._keys.secret, proposed)))
         if stored is not None and len(stored.value) != SECRET_BYTES:
             raise ClusterUnavailable(f"key {stored.key} of {self.what} is not the secret of a cluster")
-        return proposed if stored is None else stored.value
+        if stored is not None:
+            return stored.value
+        assert proposed is not None
+        return proposed

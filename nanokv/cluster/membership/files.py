@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from nanokv.cluster.membership.addresses import FolderAddress
-from nanokv.cluster.membership.base import SECRET_BYTES, ClusterUnavailable, number_after
+from nanokv.cluster.membership.base import NO_SECRET, SECRET_BYTES, ClusterUnavailable, number_after
 from nanokv.cluster.membership.folder_scan import FolderScan
 from nanokv.cluster.membership.member_file import LEFT, MemberFile, path_of, put, read, take
 from nanokv.cluster.membership.pulse import Pulse
@@ -50,8 +50,10 @@ class FileRegistry:
         self._shown = math.inf  # when the last one was
         self._secret: bytes | None = None
 
-    def open(self) -> None:
+    def open(self, *, make: bool = True) -> None:
         """See `Registry`."""
+        if not make and not self._folder.is_dir():
+            raise ClusterUnavailable(f"{self.what} is no folder, so there is no cluster")
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except FileExistsError:
@@ -88,11 +90,11 @@ class FileRegistry:
             if own is not None:
                 self._say_goodbye(*own)
 
-    def secret(self) -> bytes:
+    def secret(self, *, make: bool = True) -> bytes:
         """See `Registry`."""
         with self._lock:
             if self._secret is None:
-                self._secret = self._stored_secret(secrets.token_bytes(SECRET_BYTES))
+                self._secret = self._stored_secret(secrets.token_bytes(SECRET_BYTES) if make else None)
             return self._secret
 
     def next_number(self, least: int) -> int:
@@ -197,12 +199,15 @@ class FileRegistry:
             return  # it has left
         take(path, lambda found: found == first)
 
-    def _stored_secret(self, proposed: bytes) -> bytes:
+    def _stored_secret(self, proposed: bytes | None) -> bytes:
         """What the folder has as the secret; that is `proposed` if it had none."""
         path = self._folder / "secret"
-        if put(path, proposed, replace=False, durable=True):
+        if proposed is not None and put(path, proposed, replace=False, durable=True):
             return proposed
-        stored = path.read_bytes()
+        try:
+            stored = path.read_bytes()
+        except FileNotFoundError:
+            raise ClusterUnavailable(f"{self.what} has no secret: {NO_SECRET}") from None
         if len(stored) != SECRET_BYTES:
             raise ClusterUnavailable(f"{path} is not the secret of a cluster")
         return stored

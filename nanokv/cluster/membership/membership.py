@@ -156,14 +156,15 @@ class Membership:
         registry: makes it.
         ttl: seconds after which a process that died is dropped by the others; the same in all processes.
         timeout: seconds to try for until a registry that does not answer is an error.
+        looks: this process only looks: it makes neither a folder nor a secret.
 
     Raises:
         ClusterUnavailable: the registry does not answer, or refuses this process.
     """
 
-    def __init__(self, what: str, registry: RegistryOf, ttl: float, timeout: float) -> None:
+    def __init__(self, what: str, registry: RegistryOf, ttl: float, timeout: float, *, looks: bool = False) -> None:
         self._ttl = ttl
-        self._timeout = timeout
+        self._timeout, self._looks = timeout, looks
         self._pid = os.getpid()
         self._stop = threading.Event()
         self._calls = threading.RLock()  # join, update and leave: one at a time
@@ -176,7 +177,7 @@ class Membership:
         self._registry = registry(self._view, self._pulse)
         self._keeper = threading.Thread(target=self._keep, name="nanokv-members-keep", daemon=True)
         try:
-            self._insist(self._registry.open)
+            self._insist(lambda: self._registry.open(make=not looks))
         except BaseException:
             self._registry.stop()
             self._reserve.close()
@@ -271,13 +272,13 @@ class Membership:
         return self._pulse.away_for()
 
     def secret(self) -> bytes:
-        """32 random bytes, the same for all processes of the cluster; made by the first one that asks.
+        """32 random bytes, the same for all processes of the cluster; made by the first one that does not only look.
 
         Raises:
-            ClusterUnavailable: the registry does not answer, or has something else in its place.
+            ClusterUnavailable: the registry does not answer, or has something else in its place, or none yet.
         """
         self._check()
-        return self._insist(self._registry.secret)
+        return self._insist(lambda: self._registry.secret(make=not self._looks))
 
     def next_incarnation(self) -> int:
         """A number for a process that is about to join, larger than those of all that joined before.

@@ -67,6 +67,8 @@ def list_members(url: str, as_json: bool) -> None:
 
 def _member_row(row: dict[str, Any]) -> list[str]:
     known = {name: "-" if value is None else str(value) for name, value in row.items()}
+    if row["node"] is None:
+        return [row["name"], "-", "-", "-", "-", "-", row["state"]]
     first = [known[name] for name in ("node", "rank", "ranks")]
     return [*first, size(row["bytes"]), known["link"], known["address"], row["state"]]
 
