@@ -96,7 +96,7 @@ def test_a_port_that_nobody_has_asked_for_is_an_error(monkeypatch: pytest.Monkey
 
 
 def test_nowhere_to_listen_is_said_by_the_option(tmp_path: Path) -> None:
-    url, others = f"file://{tmp_path}/cluster", []
+    url, others = f"file://{tmp_path}/cluster", list[socket.socket]()
     with NanoKVCache(HEAP_BYTES, page_bytes=PAGE) as world:
         with pytest.raises(InvalidArgument, match=r"bind='nonesuch0': cannot listen at"):
             NanoKVCluster(world, url, bind="nonesuch0")
