@@ -139,8 +139,13 @@ class Process:
         (line,) = [line for line in status.splitlines() if line.startswith("RssAnon:")]
         return int(line.split()[1]) << 10
 
-    def cpu_seconds(self) -> float:
-        """Time that its threads have run."""
+    def percent_of_a_core(self, seconds: float) -> float:
+        """How much its threads run, for so long."""
+        spent, begun = self._cpu_seconds(), perf_counter_ns()
+        time.sleep(seconds)
+        return 100 * (self._cpu_seconds() - spent) / (perf_counter_ns() - begun) * 1e9
+
+    def _cpu_seconds(self) -> float:
         fields = (self._folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -292,6 +297,8 @@ class NodeReader(Commands):
 
         owner = Process(self._owner_pid)
         puts(member.ways.to(card), 0, 100)  # what is made once
+        time.sleep(_IDLE_SECONDS)
+        alone = owner.percent_of_a_core(_IDLE_SECONDS)
         before, begun = owner.private_bytes(), perf_counter_ns()
         every = [Ways(secret, me, place.here()) for _ in range(count)]
         try:
@@ -299,9 +306,8 @@ class NodeReader(Commands):
                 ways.to(card).exists(np.zeros((1, 2), np.int64), PATIENCE)
             found["us a handshake"] = (perf_counter_ns() - begun) / 1e3 / count
             found["KiB a connection"] = (owner.private_bytes() - before) / 1024 / count
-            spent, begun = owner.cpu_seconds(), perf_counter_ns()
-            time.sleep(_IDLE_SECONDS)
-            found["% of a core, idle"] = 100 * (owner.cpu_seconds() - spent) / (perf_counter_ns() - begun) * 1e9
+            time.sleep(_IDLE_SECONDS)  # until idle connections have given their memory back
+            found["% of a core, idle"] = max(owner.percent_of_a_core(_IDLE_SECONDS) - alone, 0.0)
             first = 1000
             for threads in (1, 4):
                 clients = [ways.to(card) for ways in every[:threads]]

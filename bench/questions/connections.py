@@ -40,7 +40,7 @@ QUESTION = Question(
     "What does an owner pay for 1,000 connections, and how many puts does it take?",
     measure,
     "Two processes, each a node, and each with half of the processors. KiB a connection: private memory of the owner, "
-    "after one small question by each. Idle: of the owner's process, with all connections open, and all its other "
-    "threads. Puts of 1 KiB by UNIX sockets, one connection for each thread of one process in Python.",
+    "after one small question by each. Idle: what the owner's process runs with all connections open, less what it "
+    "runs without. Puts of 1 KiB by UNIX sockets, one connection for each thread of one process in Python.",
     why_not=why_not,
 )
