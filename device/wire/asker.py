@@ -407,7 +407,7 @@ def ask_keys(connection: tl.int64, kind: tl.int64, keys: tl.int64, count: tl.int
 
 @triton.jit
 def call(connection: tl.int64, kind: tl.int64, body: tl.int64, nbytes: tl.int64) -> Any:
-    """Send a message of up to CALL_BODY bytes, and receive the HEAD of its answer: the bytes of its body, or the failure.
+    """Send a message of up to CALL_BODY bytes, and receive the HEAD of its answer: the bytes of its body, or a failure.
 
     The HEAD counts only after `receive_called`.
     """
