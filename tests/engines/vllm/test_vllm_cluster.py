@@ -191,7 +191,7 @@ def test_tensor_parallel_workers_of_two_hosts(start_nodes: StartNodes) -> None:
     assert two.generate(FEW)["tokens"] == computed
 
 
-def test_a_cluster_that_cannot_be_joined(nixl: None, model: Path, tmp_path: Path) -> None:
+def test_a_cluster_that_cannot_be_joined(model: Path, tmp_path: Path) -> None:
     """The engine says why, and does not start without it."""
     flags = {"cluster": f"file://{tmp_path}", "bind": "192.0.2.1", "size": "64MiB"}
     with (
