@@ -243,9 +243,8 @@ class Nodes:
             self._nodes = nodes
             self.homes = self._homes()
             for card in (card for node in nodes.values() for card in node.cards):
-                self._far(
-                    card, bool(card.link) and card.link == self._link.name
-                )  # told as soon as it is seen, and not with the first call
+                # told as soon as it is seen, and not with the first call
+                self._far(card, bool(card.link) and card.link == self._link.name)
         for node in gone:
             node.close()
         self.changed()
