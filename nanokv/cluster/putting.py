@@ -43,6 +43,7 @@ from nanokv.types import KeyDigest
 
 _TICKETS = 64
 _NO_TICKET = 0
+_CARD_GROWS = 4096  #: bytes, at most, by the staging that is registered for one question
 _BYTES_A_SECOND = 50_000_000  #: at least so fast a member reads
 
 
@@ -125,7 +126,7 @@ class RemotePuts:
     def _most_pulls(self) -> int:
         """How many PULLs a question has beside the card of the link, which grows with what is registered."""
         nbytes = len(self._link.card())
-        found = min(MOST_PULLS, (MOST_CALL - HEAD.size - nbytes) // PULL.size)
+        found = min(MOST_PULLS, (MOST_CALL - HEAD.size - nbytes - _CARD_GROWS) // PULL.size)
         if found < 1:
             raise PeerLost(f"the card of the link has {nbytes} bytes, too many for a message: register less memory")
         return found

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nanokv import Hold
-from nanokv.cluster import NanoKVCluster, kept
+from nanokv.cluster import NanoKVCluster, kept, putting
 from nanokv.cluster.kept import numbers_message
 from nanokv.cluster.kinds import Kind
 from nanokv.cluster.links.nixl import NixlLink
@@ -98,6 +98,24 @@ def test_a_link_that_always_fails_is_named_as_the_cause(make_cluster: MakeCluste
     assert not two.world.exists("x") and not two.world.stats()["unfinished"]
     one.put("x", LARGE, preferred_segment=("n1", 0))
     until(lambda: one.stats()["late_puts"] == 0, "the memory of the put to be free")
+
+
+def test_a_card_that_fits_no_message_is_said(make_cluster: MakeCluster, calls: Calls) -> None:
+    """It grows with each region that is registered. What is small needs none."""
+    one, two = make_cluster()
+    calls.answer(one.member.link, "card", bytes(110_000))
+    with pytest.raises(PeerLost, match="has 110000 bytes, too many for a message: register less memory"):
+        one.put("x", LARGE, preferred_segment=("n1", 0))
+    one.put("small", torch.ones(3), preferred_segment=("n1", 0))
+    assert two.world.exists("small") and not two.world.exists("x")
+
+
+def test_parts_of_a_batch_are_kept_and_counted_by_themselves(make_cluster: MakeCluster, limits: Limits) -> None:
+    limits(putting, MOST_PULLS=2)
+    one, two = make_cluster(heap_bytes=16 << 20)
+    rows = torch.arange(5 * 50_000).reshape(5, -1)
+    assert one.put_many([f"k{i}" for i in range(5)], rows, preferred_segment=("n1", 0)) == [None] * 5
+    assert all(torch.equal(two.world.get(f"k{i}"), rows[i]) for i in range(5))
 
 
 # --- what was given up ---
