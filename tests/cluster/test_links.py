@@ -29,7 +29,7 @@ from tests.cluster.link_owner import (
     pattern,
     words,
 )
-from tests.support.needed import leave_out
+from tests.support.needed import leave_out, need_nixl
 
 Start = Callable[[], Owner]
 
@@ -42,6 +42,8 @@ LOST = (State.FAILED, "lost")
 #: each link of Mooncake takes a second to close
 @pytest.fixture(params=["nixl", pytest.param("mooncake", marks=pytest.mark.exhaustive)])
 def kind(request: pytest.FixtureRequest) -> str:
+    if request.param == "nixl":
+        need_nixl()
     return str(request.param)
 
 

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 import nanokv
-from nanokv.errors import ClusterUnavailable, InvalidArgument, KeyNotFound, LinkUnavailable, PeerLost
+from nanokv.errors import ClusterUnavailable, InvalidArgument, KeyNotFound, PeerLost
 from nanokv.integrations.vllm.cluster import HELD_UP, RESTS, ClusterLoads, ClusterLookups, join, reachable_prefix
 from nanokv.integrations.vllm.settings import Settings
 from tests.cluster.conftest import HEAP_BYTES, PAGE, PATIENCE
 from tests.support.faults import Clock
-from tests.support.needed import leave_out
 from tests.support.until import until
 
 BLOCKS = 6
@@ -102,8 +101,6 @@ def members(tmp_path: Path) -> Iterator[list[Any]]:
             made.append(join(world(), settings, "engine", 0))
         until(lambda: all(member.nodes == ["a", "b"] for member in made), "the membership")
         yield made
-    except LinkUnavailable as error:
-        leave_out("nixl", error)
     finally:
         for member in made:
             member.world.close()

@@ -8,34 +8,16 @@ import pytest
 
 pytest.importorskip("lmcache", reason="needs LMCache: see docs/lmcache.md")
 
-from nanokv.cluster.links import LinkUnavailable, open_link
 from tests.integrations.lmcache.calls import load, look_up, store
 from tests.integrations.lmcache.parts import ADAPTER, CONNECTOR, Backends, content, key, memory, object_key
 from tests.support.faults import Calls
-from tests.support.needed import leave_out
 from tests.support.until import until
 
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> list[dict[str, Any]]:
     """The settings of two nodes of a cluster."""
-    link = working_link()
-    shared = {"cluster": f"file://{tmp_path}/registry", "link": link}
-    return [shared | {"name": node, "node": node} for node in ("here", "there")]
-
-
-def working_link() -> str:
-    """A link that works here."""
-    why: Exception | None = None
-    for name in ("nixl", "mooncake"):
-        try:
-            open_link(name, "probe").close()
-            return name
-        except LinkUnavailable as error:
-            why = error
-    assert why is not None
-    leave_out("nixl", why)
-    raise AssertionError
+    return [{"cluster": f"file://{tmp_path}/registry", "name": node, "node": node} for node in ("here", "there")]
 
 
 @pytest.mark.surface(CONNECTOR, "get")

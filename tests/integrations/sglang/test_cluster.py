@@ -12,34 +12,19 @@ pytest.importorskip("sglang", reason="needs SGLang: see docs/sglang.md")
 
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 
-from nanokv.cluster.links import LinkUnavailable, open_link
 from tests.integrations.sglang import parts
 from tests.integrations.sglang.parts import INTERFACE, all_of, emptied, filled, is_empty, keys_of, same
-from tests.support.needed import leave_out
 
 Start = Callable[..., Any]
 PATIENCE = 60.0
 
 
-@pytest.fixture(scope="module")
-def link() -> str:
-    """A link that works here."""
-    for name in ("nixl", "mooncake"):
-        try:
-            open_link(name, "probe").close()
-            return name
-        except LinkUnavailable as error:
-            why = error
-    leave_out("nixl", why)
-    raise AssertionError
-
-
 @pytest.fixture
-def nodes(start: Start, link: str, tmp_path: Path) -> Callable[..., list[Any]]:
+def nodes(start: Start, tmp_path: Path) -> Callable[..., list[Any]]:
     """nodes(pools, **) -> a backend of each of two nodes, which know each other."""
 
     def started(pools: list[Any], **given: Any) -> list[Any]:
-        registry = {"cluster": f"file://{tmp_path}/registry", "link": link}
+        registry = {"cluster": f"file://{tmp_path}/registry"}
         made = [
             start(pool, settings=registry | {"name": name, "node": name}, **given)
             for name, pool in zip(("here", "there"), pools, strict=True)
