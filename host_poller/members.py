@@ -6,7 +6,7 @@ from nanokv.host_poller.events import Event, EventKind
 
 
 def deaths(machine: Machine, heap: Heap) -> int:
-    """How many incarnations of ranks have ended so far, also those that nobody saw alive."""
+    """How many incarnations of ranks and guests have ended so far, also those that nobody saw alive."""
     incarnations = machine.activity(heap.rank)["incarnation"].tolist()
     return sum(inc - heap.alive(rank, inc) for rank, inc in enumerate(incarnations) if inc)
 
@@ -32,5 +32,6 @@ class Members:
 
     def _look(self) -> list[int]:
         """The incarnation of each rank that lives; 0 for the others."""
-        incarnations = self._machine.activity(self._heap.rank)["incarnation"].tolist()
+        ranks = self._machine.activity(self._heap.rank)[: self._heap.world_size]
+        incarnations = ranks["incarnation"].tolist()
         return [0 if self._heap.peer_closed(rank) else incarnation for rank, incarnation in enumerate(incarnations)]

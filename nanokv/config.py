@@ -92,6 +92,9 @@ class Options:
             Kernels compute it by `cooperative.sum_put_part`. Variable NANOKV_CHECKSUM: 0 or 1.
         elastic: ranks come and go while the world runs (docs/elastic.md); `world_size` is the most that there can be.
             Only with alloc="device", in heaps "shm" and "local".
+        guests: how many processes of other nodes on this host may map the segments at a time, so that their puts and
+            gets copy once, and wait for nobody (docs/cluster.md). The memory is then shared, which the system gives in
+            pages of 4 KiB unless it lets shared memory have huge ones. Only with alloc="device", in heap "local".
         promote: after so many reads by this rank of an object that lies on another rank, this rank makes a copy in its
             own segment, in the background (docs/replicas.md). 0: never.
         costs: what a read from each rank costs this one, one number >= 0 per rank: a get takes the nearest copy. This
@@ -118,6 +121,7 @@ class Options:
     on_stale: Stale = option(one_of(get_args(Stale)), "error")
     checksum: bool = option(FLAG, False)
     elastic: bool = option(FLAG, False)
+    guests: int = option(whole(0), 0)
     promote: int = option(whole(0), 0)
     costs: tuple[float, ...] | None = option(or_none(_checked_costs), None)
     heap: HeapKind | None = option(one_of((None, *KINDS)), None)
@@ -128,6 +132,10 @@ class Options:
         is_a(Mapping, "a dict of the provider's options")("heap_options", self.heap_options)
         object.__setattr__(self, "policy", _checked_policy(self.policy, self.alloc))
         _check_elastic(self.elastic, self.alloc, self.heap)
+        if self.guests and (self.alloc != "device" or self.heap not in (None, "local")):
+            raise InvalidArgument(
+                "guests needs alloc='device' and heap='local': other segments cannot be mapped by them"
+            )
         if self.promote and self.alloc != "device":
             raise InvalidArgument('promote needs alloc="device": v1 has no copies')
         self._check_quota()
@@ -183,6 +191,7 @@ class LocalOptions(TypedDict, total=False):
     rpc_timeout: float
     checksum: bool
     elastic: bool
+    guests: int
     promote: int
     costs: Sequence[float] | None
 

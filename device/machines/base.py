@@ -452,8 +452,8 @@ class Machine(ABC):
         return self.look(owner, 0, HEAP_CTL.dtype, 1)
 
     def activity(self, owner: int) -> npt.NDArray[Any]:
-        """The ACTIVITY record of each rank: [world_size]."""
-        return self.look(owner, self.geometry.offsets["activity_base"], ACTIVITY.dtype, self.geometry.world_size)
+        """The ACTIVITY record of each rank, then of each guest: [producers]."""
+        return self.look(owner, self.geometry.offsets["activity_base"], ACTIVITY.dtype, self.geometry.producers)
 
     def set_control(self, owner: int, field: str, value: int) -> None:
         """Store a word of HeapCtl that only the owner's host writes."""

@@ -19,6 +19,7 @@ from nanokv.device.segment.layout import (
     LIFETIMES,
     MAGIC,
     MAX_HEADERS,
+    MAX_PRODUCERS,
     MAX_RANKS,
     OBJ_HEADER,
     POSITIVE,
@@ -87,6 +88,7 @@ class Geometry:
     pin_slots: int
     class_pages: tuple[int, ...]
     shards: int = 1
+    guests: int = 0
 
     @staticmethod
     def plan(
@@ -100,6 +102,7 @@ class Geometry:
         pin_slots: int | None = None,
         shards: int | None = 1,
         many: bool = True,
+        guests: int = 0,
     ) -> "Geometry":
         """Choose a geometry.
 
@@ -116,6 +119,7 @@ class Geometry:
             shards: free lists of header slots, and of each size class; a power of two, at most 64. None:
                 `default_shards`.
             many: whether hundreds of producers allocate at once.
+            guests: how many processes that are no ranks may map the segments at a time.
 
         Raises:
             ValueError: an argument is out of range; the message names it and its value.
@@ -131,6 +135,8 @@ class Geometry:
             raise ValueError(f"page_bytes must be a multiple of {MIN_PAGE_BYTES}, not {page_bytes}")
         if world_size > MAX_RANKS:
             raise ValueError(f"world_size is at most {MAX_RANKS}, not {world_size}")
+        if not isinstance(guests, int) or not 0 <= guests <= MAX_PRODUCERS - world_size:
+            raise ValueError(f"guests must be 0 to {MAX_PRODUCERS - world_size}, not {guests!r}")
         n_pages = heap_bytes // page_bytes
         if n_pages < 1:
             raise ValueError(f"heap_bytes={heap_bytes} holds no page of page_bytes={page_bytes}")
@@ -155,6 +161,7 @@ class Geometry:
             pin_slots=_power_of_two(pin_slots) if pin_slots is not None else _about(max(64, count)),
             class_pages=classes + (0,) * (SIZE_CLASSES - len(classes)),
             shards=shards,
+            guests=guests,
         )
 
     @cached_property
@@ -173,6 +180,11 @@ class Geometry:
     def records_in(self, region: Region) -> int:
         """How many records a region has."""
         return region.each * sum(getattr(self, count) for count in region.counts)
+
+    @property
+    def producers(self) -> int:
+        """How many processes may use a segment: the ranks, and after them the guests, by number."""
+        return self.world_size + self.guests
 
     @property
     def n_classes(self) -> int:

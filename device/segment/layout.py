@@ -19,7 +19,7 @@ import triton.language as tl
 from nanokv.device.segment.record import LINE, Field, Record
 
 MAGIC = 0x314B_564F_4E41_4E00  # "\0NANOKV1"
-VERSION = 9
+VERSION = 10
 WORD = 8
 SIZE_CLASSES = 24  # at most
 SHARDS = 64
@@ -140,7 +140,7 @@ PLACES_OF_GENERATIONS = 16  #: words of generations in a segment
 
 # in the order in which they lie. The first begins behind HeapCtl, so its offset is not stored.
 REGIONS = (
-    Region("activity", "activity_base", ACTIVITY.dtype, ("world_size",), "the activity words"),
+    Region("activity", "activity_base", ACTIVITY.dtype, ("world_size", "guests"), "the activity words"),
     Region("links", "links_base", U64, ("n_pages", "hdr_count"), "the links"),
     Region("headers", "hdr_base", OBJ_HEADER.dtype, ("hdr_count",), "the header arena"),
     Region("descriptors", "desc_base", OBJ_DESC.dtype, ("hdr_count",), "the descriptors"),
@@ -174,6 +174,7 @@ HEAP_CTL = Record(
         Field("pin_slots", "<u8", "slots in the pin ledger"),
         Field("class_pages", "<u4", "pages per extent of each size class, ascending", repeat=SIZE_CLASSES),
         Field("shards", "<u8", "free lists in use of each kind, a power of two"),
+        Field("guests", "<u8", "processes that may map it and are no ranks; their numbers follow those of the ranks"),
         *[Field(region.base, "<u8", f"offset of {region.doc}") for region in REGIONS[1:]],
         Field("heap_base", "<u8", "offset of the payload arena"),
         Field("heap_limit", "<u8", "offset of the end of the payload arena"),
@@ -452,6 +453,7 @@ PIN_HEADER_SHIFT, PIN_HEADER_MASK = _bits("PIN", "header")
 PIN_PRODUCER_SHIFT, PIN_PRODUCER_MASK = _bits("PIN", "producer")
 
 MAX_RANKS = ENTRY_RANK_MASK.value + 1
+MAX_PRODUCERS = PRODUCER_RANK_MASK.value + 1
 MAX_HEADERS = ENTRY_HEADER_MASK.value + 1
 
 # --- offsets for device code ------------------------------------------------------------------

@@ -12,7 +12,7 @@ memory goes with it.
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 
 import torch
@@ -86,7 +86,7 @@ class Engine:
         heap, options = self.heap, self.options
         self.geometry = heap.geometry
         self.hasher = Hasher(options.namespace, options.identity)
-        self.machine = _machine(heap, options)
+        self.machine = machine_of(heap, checksum=options.checksum, costs=options.costs)
         self.allocation = self._allocation()
         self.ends.callback(self.allocation.close)
         self.pins = Pins(self.machine, heap)
@@ -128,7 +128,7 @@ class Engine:
 
     def _allocation(self) -> Allocation:
         heap, machine, options = self.heap, self.machine, self.options
-        note_owner = _noting_owners(machine, options)
+        note_owner = noting_owners(machine, options)
         if options.alloc == "host":
             # brings torch.distributed, which v2 does not need
             from nanokv.compat_v1.host_allocation import HostAllocation
@@ -269,6 +269,7 @@ def plan_geometry(heap_bytes: int, page_bytes: int, world_size: int, options: Op
             ring_slots=options.ring_slots,
             shards=options.shards,
             many=_on_gpu(options),
+            guests=options.guests,
         )
     except ValueError as error:
         raise InvalidArgument(str(error)) from None
@@ -311,13 +312,15 @@ def attach(name: str | None, geometry: Geometry, rank: int, options: Options, ma
         InvalidArgument: an option that the provider does not have, or more ranks than it can have.
     """
     kind = options.heap or ("local" if name is None and geometry.world_size == 1 else "shm")
+    if options.guests and kind != "local":
+        raise InvalidArgument(f"guests needs heap='local', which has one rank and no name, not heap={kind!r}")
     if not all(isinstance(each, str) for each in options.heap_options):
         raise InvalidArgument(f"heap_options must have names that are str, not {list(options.heap_options)}")
     spec = world_spec(geometry, options, name or job_name(), master_rank)
     return open_heap(kind, spec, rank, **options.heap_options)
 
 
-def _noting_owners(machine: Machine, options: Options) -> Callable[[int], None] | None:
+def noting_owners(machine: Machine, options: Options) -> Callable[[int], None] | None:
     """A function that is called with each rank that gets an object; None if nothing is to be noted there.
 
     It raises OutOfMemory and ReuseViolation, as `stored_layouts.writer` and `quotas.writer`.
@@ -335,11 +338,9 @@ def _noting_owners(machine: Machine, options: Options) -> Callable[[int], None] 
     return note
 
 
-def _machine(heap: Heap, options: Options) -> Machine:
+def machine_of(heap: Heap, *, checksum: bool, costs: Sequence[float] | None = None) -> Machine:
     """The machine that runs the protocol where the segments lie."""
-    table = heap.geometry.world_table(
-        heap.rank, heap.incarnation, heap.bases, checksum=options.checksum, costs=options.costs
-    )
+    table = heap.geometry.world_table(heap.rank, heap.incarnation, heap.bases, checksum=checksum, costs=costs)
     views = [heap.host_view(rank) for rank in range(heap.world_size)]
     try:
         if all(view is not None for view in views):

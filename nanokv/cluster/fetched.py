@@ -10,7 +10,7 @@ import torch
 
 from nanokv.device.machines.own_memory import plainly
 from nanokv.device.machines.records import Descriptor, Words
-from nanokv.transfer.descriptors import flat_bytes, shape_of
+from nanokv.transfer.descriptors import descriptor_of, flat_bytes, shape_of
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -20,7 +20,8 @@ class Got(NamedTuple):
 
     nbytes: int
     descriptor: Descriptor
-    data: Bytes | bytes | None  #: its bytes, in memory that is nobody else's; None: they are where they were wanted
+    #: its bytes, in memory that is nobody else's, or a plain tensor of it; None: they are where they were wanted
+    data: Bytes | bytes | torch.Tensor | None
 
     def copy_to(self, dst: torch.Tensor) -> None:
         """Copy the bytes to a contiguous, plain tensor."""
@@ -28,12 +29,19 @@ class Got(NamedTuple):
         if isinstance(self.data, bytes) and dst.device.type == "cpu":
             ctypes.memmove(dst.data_ptr(), self.data, self.nbytes)
             return
-        source = np.frombuffer(self.data, np.uint8).copy() if isinstance(self.data, bytes) else self.data
         with torch.inference_mode(), plainly():
-            flat_bytes(dst).copy_(torch.from_numpy(source))
+            if isinstance(self.data, torch.Tensor):
+                source = flat_bytes(self.data)
+            elif isinstance(self.data, bytes):
+                source = torch.from_numpy(np.frombuffer(self.data, np.uint8).copy())
+            else:
+                source = torch.from_numpy(self.data)
+            flat_bytes(dst).copy_(source)
 
     def tensor(self, device: torch.device) -> torch.Tensor | None:
         """A new tensor of it; None: its descriptor contradicts its size."""
+        if isinstance(self.data, torch.Tensor):
+            return self.data if device.type == "cpu" else self.data.to(device)
         known = shape_of(self.descriptor, self.nbytes)
         assert self.data is not None
         if known is None:
@@ -119,6 +127,23 @@ class FetchedObjects:
         places = np.empty(len(order), np.int64)
         places[order] = np.arange(len(order))
         return [tensors[place] for place in places.tolist()]
+
+
+class FetchedTensors:
+    """Objects that were read, each as a tensor of its own; at least one."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def each(self) -> Iterator[Got]:
+        """One after the other."""
+        for tensor in self._tensors:
+            nbytes, descriptor = descriptor_of(tensor.dtype, tensor.shape)
+            yield Got(nbytes, descriptor, tensor)
+
+    def tensors(self, device: torch.device) -> list[torch.Tensor | None]:
+        """Each as a tensor of a device."""
+        return [tensor.to(device) for tensor in self._tensors]
 
 
 def _tensor_of(got: Got, start: int, flat: torch.Tensor) -> torch.Tensor | None:

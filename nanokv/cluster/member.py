@@ -2,8 +2,9 @@
 
     membership       who is in the cluster, by the registry
     nodes            the other nodes
-    gets, puts       gets from a node, and puts to it: over the wire, or over the link
+    gets, puts       gets from a node, and puts to it: in mapped memory, over the wire, or over the link
     ways, server     the wire: questions to others, and their answers
+    mapped           memory of other nodes of this host, which this process has mapped
     link             moves bytes between processes: `NoLink` where objects go over the wire alone
     link_gets, link_puts, puller    over the link: gets from nodes, puts to them, and their puts to this one
     staging, shared_staging  registered memory: what is read by the link comes there, and what others read lies there
@@ -36,6 +37,7 @@ from nanokv.cluster.links import open_link
 from nanokv.cluster.links.base import Link
 from nanokv.cluster.links.none import NoLink
 from nanokv.cluster.locations import Locations
+from nanokv.cluster.mapped import MappedGets, MappedPuts, MappedWorlds
 from nanokv.cluster.membership import open_membership
 from nanokv.cluster.messages.counts import DropReason
 from nanokv.cluster.messages.feed import Publisher
@@ -208,12 +210,18 @@ class Member:
         self._working.callback(self.nodes.close)
         self.ways = Ways(self._secret, Sender(self.name, self.incarnation), place.here())
         self._working.callback(self.ways.close)
+        place_of_maps = place.here() if options.maps else ""
+        me = Sender(self.name, self.incarnation)
+        self.mapped = MappedWorlds(self._secret, me, place_of_maps, self._world.options)
+        self._working.callback(self.mapped.close)
 
     def _make_transfers(self) -> None:
         engine, timeout, ways = self._world.engine, self._options.timeout, self.ways
         self.locations, self.counts = Locations(self._options.locations), MemberCounts()
         self._wire_gets = WireGets(ways, self.staging, self.locations, self.counts, engine.hasher)
         self._wire_puts = WirePuts(ways, self.locations, engine.hasher)
+        self._mapped_gets = MappedGets(self.mapped, self.counts)
+        self._mapped_puts = MappedPuts(self.mapped, self.locations, self.nodes.is_home)
         self.link_gets: RemoteGets | None = None
         self.link_puts: RemotePuts | None = None
         self.puller: Puller | None = None
@@ -229,14 +237,20 @@ class Member:
 
     def gets(self, node: Node) -> Gets:
         """What gets objects from a node."""
+        if self.mapped.of(node) is not None:
+            return self._mapped_gets
         return self.link_gets if self.link_gets is not None and node.by_link else self._wire_gets
 
     def puts(self, node: Node) -> Puts:
         """What puts objects to a node, and removes them there."""
+        if self.mapped.of(node) is not None:
+            return self._mapped_puts
         return self.link_puts if self.link_puts is not None and node.by_link else self._wire_puts
 
     def way(self, node: Node) -> str:
-        """How objects of a node are reached: "nixl", "wire: tcp://host:port", ...; "wire": by nothing yet."""
+        """How objects of a node are reached: "mapped", "nixl", "wire: tcp://host:port"; "wire": by nothing yet."""
+        if self.mapped.known(node):
+            return "mapped"
         if self.link_gets is not None and node.by_link:
             return self.link.name
         found = next(filter(None, (self.ways.way(card) for card in node.cards)), "")
@@ -299,10 +313,19 @@ class Member:
 
     def _join(self) -> None:
         nodes, membership = self.nodes, self.membership
-        nodes.changed = _notice(nodes, self.changes, self.events, self.ways, self.link_puts, self.puller)
+        nodes.changed = _notice(nodes, self.changes, self.events, self._gone)
         membership.join(self.name, self._card().sealed(self._secret))
         nodes.update(membership.members())
         membership.listen(lambda members: nodes.update(members, membership.lapses))
+
+    def _gone(self, card: Card) -> None:
+        """Let go of what was kept for a process that is no member any more."""
+        self.ways.forget(card.incarnation)
+        self.mapped.forget(card.incarnation)
+        if self.link_puts is not None:
+            self.link_puts.forget(card.incarnation)
+        if self.puller is not None:
+            self.puller.left(card.member, card.incarnation)
 
     def _card(self) -> Card:
         """What the member tells the others of itself."""
@@ -338,18 +361,8 @@ def served_world(world: NanoKVCache) -> World | None:
     return World(engine.heap, machine.table_address, allocation, Routing(engine.heap, machine, allocation))
 
 
-def _notice(
-    nodes: Nodes, changes: Changes, events: Events, ways: Ways, puts: RemotePuts | None, puller: Puller | None
-) -> Callable[[], None]:
+def _notice(nodes: Nodes, changes: Changes, events: Events, gone: Callable[[Card], None]) -> Callable[[], None]:
     """What is done whenever the members may be others."""
-
-    def gone(card: Card) -> None:
-        ways.forget(card.incarnation)
-        if puts is not None:
-            puts.forget(card.incarnation)
-        if puller is not None:
-            puller.left(card.member, card.incarnation)
-
     departures = Departures(nodes, gone)
 
     def changed() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from nanokv.arguments import WORDS, check_options, is_a, one_of, option, positive_seconds, refuse_unknown, whole
+from nanokv.arguments import FLAG, WORDS, check_options, is_a, one_of, option, positive_seconds, refuse_unknown, whole
 from nanokv.cluster.links import KINDS
 from nanokv.errors import InvalidArgument
 
@@ -42,6 +42,8 @@ class ClusterOptions:
         link: what moves objects. "wire": sockets of NanoKV's own, for segments in host memory. "nixl" or "mooncake":
             one-sided reads by that library, for RDMA and for memory of GPUs; nodes without it are reached by the wire.
             "auto": the wire, if this world's segments lie in host memory; else "nixl".
+        maps: whether the memory of nodes on this host is mapped that let guests in (`guests` of their worlds), by the
+            same user: puts and gets there copy once, and wait for nobody.
         devices: the network device that the link "nixl" uses, as UCX_NET_DEVICES: "lo", "eth0", "mlx5_0:1", or "all".
             Without effect where objects go over the wire.
             The variable UCX_NET_DEVICES goes before it, and may name several.
@@ -65,6 +67,7 @@ class ClusterOptions:
     node: str = option(is_a(str, "1 to 48 letters, digits, `_` and `-`", _NAME.fullmatch), "")
     secret: bytes = option(_SECRET, b"", shown=False)
     link: str = option(one_of(WAYS), "auto")
+    maps: bool = option(FLAG, True)
     devices: str = option(WORDS, _LOOPBACK)
     bind: str = option(WORDS, "127.0.0.1")
     advertise: str = option(is_a(str, "a host name or an address", _HOST.fullmatch), "")

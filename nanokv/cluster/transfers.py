@@ -1,4 +1,5 @@
-"""What gets, and what puts and removes on other nodes: over a link (`reading`, `putting`), or over the wire.
+"""What gets, and what puts and removes on other nodes: over a link (`reading`, `putting`), over the wire, or in
+memory of this host that is mapped (`mapped`).
 
 `Member.gets` and `Member.puts` say which, for a node.
 """
@@ -9,14 +10,14 @@ from typing import Protocol
 import torch
 
 from nanokv.cluster.card import WorldId
-from nanokv.cluster.fetched import FetchedObjects, Got
+from nanokv.cluster.fetched import FetchedObjects, FetchedTensors, Got
 from nanokv.cluster.nodes import Node
 from nanokv.cluster.patience import Patience
 from nanokv.cluster.pull_message import Records
 from nanokv.device.machines.records import Terms, What, Words
 from nanokv.types import KeyDigest
 
-Take = Callable[[Words, FetchedObjects], None]
+Take = Callable[[Words, FetchedObjects | FetchedTensors], None]
 
 
 class Gets(Protocol):

@@ -13,7 +13,7 @@ def check_pins(world: WorldLook, look: Look) -> Iterator[Finding]:
     """I8, I10: ledger lines are valid, and at rest the HELD lines of an object are exactly its pins."""
     phase, slot, producer = (field("PIN", name, look.pins) for name in ("phase", "header", "producer"))
     wild = (phase == 0) | (phase > PIN_HELD.value) | (slot >= look.geometry.hdr_count)
-    wild |= unpack("PRODUCER", "rank", producer) >= look.geometry.world_size
+    wild |= unpack("PRODUCER", "rank", producer) >= look.geometry.producers
     wild &= look.pins != 0
     yield from find("I10", look.rank, "invalid lines of the pin ledger", "line", wild)
     if world.quiescent:

@@ -65,6 +65,7 @@ class Heap(Protocol):
         """False only if it is certain that this incarnation of the rank has ended, or if the rank cannot exist.
 
         Args:
+            rank: or the number of a guest, behind the ranks.
             incarnation: all of it, or only its PRODUCER bits.
         """
         ...

@@ -2,11 +2,17 @@
 
 All ranks die with the process, so a rank is alive until it closes, and never comes back; but in an elastic world ranks
 join and leave. Then the memory of all segments is there from the start, and the system gives it as it is used.
+
+Guests are other processes of this host that map the segments (`guest`). Each is let in, under a number behind those of
+the ranks, and let go of when it has ended: then whatever it left unfinished is that of a dead producer.
 """
 
+import mmap
+import os
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -23,12 +29,13 @@ from nanokv.heap.futex import DEVICE_POLL, Doorbell, WorldBell
 from nanokv.heap.gpu_driver import FineGrainedMemory, is_amd
 from nanokv.heap.gpu_peer_access import check_pairs, enable_access
 from nanokv.heap.mapped_tensor import tensor_at
-from nanokv.heap.mapping import anonymous, area_of, give_back
+from nanokv.heap.mapping import anonymous, area_of, give_back, shareable, shared
 from nanokv.heap.mapping import prefault as map_ahead
 from nanokv.heap.segment_in_tensor import control_of, finish_work, initialise, mark_closed, on_device, store
 from nanokv.heap.world_spec import WorldSpec
 
 Device = str | torch.device
+BELL_BYTES = mmap.PAGESIZE  #: before the first segment, in memory that guests map
 
 
 class LocalWorld:
@@ -42,6 +49,8 @@ class LocalWorld:
     Attributes:
         devices: where each rank's segment lies.
         shared: objects that the ranks share, by name.
+        memory: the descriptor of the memory of all segments, in their order, behind a page whose first word is that of
+            the bell; -1: nobody may map it.
 
     Raises:
         InvalidArgument: a device that cannot hold segments, or CPU and GPUs in one world.
@@ -61,18 +70,28 @@ class LocalWorld:
         there = [ranks is None or rank in ranks for rank in range(world_size)]
         self.devices = _devices_of_ranks(device, world_size)
         self.shared: dict[str, Any] = {}
-        self.closed = [not here for here in there]
-        self.incarnations = [int(here) for here in there]
+        guests = spec.geometry.guests
+        if guests and self.devices[0].type != "cpu":
+            raise InvalidArgument(f"guests map segments in host memory, not on {self.devices[0]}")
+        #: by rank, and behind them by guest
+        self.closed = [not here for here in there] + [True] * guests
+        self.incarnations = [int(here) for here in there] + [0] * guests
         self.changed = threading.Condition()  #: guards `closed` and `arrived`
         self.leaving: set[int] = set()  #: ranks that peers see as closed
         self.adopted: set[int] = set()  #: ranks for which another one acts
         self.arrived = [0] * world_size
-        self.bell = WorldBell(np.zeros(1, np.uint32))
+        self.memory, word = -1, np.zeros(1, np.uint32)
+        if guests:
+            nbytes = BELL_BYTES + world_size * spec.geometry.segment_bytes
+            self.memory = shareable(nbytes, f"world {spec.name}")
+            self._let_go = weakref.finalize(self, os.close, self.memory)
+            word = shared(self.memory, 0, BELL_BYTES, "the bell")[: word.nbytes].view(word.dtype)
+        self.bell = WorldBell(word)
         self.raw: list[npt.NDArray[np.uint8] | None] = []
         self.tensors: list[torch.Tensor] = []
         world_id = secrets.randbits(63) | 1
         for rank in range(world_size):
-            self._allocate(f"segment {rank}", self.devices[rank])
+            self._allocate(rank)
             block = (spec.control_block if there[rank] else spec.absent_block)(rank, world_id)
             initialise(self.tensors[rank], block, self.incarnations)
         enable_access(self.devices)
@@ -110,10 +129,8 @@ class LocalWorld:
                     f"rank {rank} has closed without leaving: it cannot come back before its segment is adopted"
                 )
             self.incarnations[rank] += 1
-            self.arrived[rank] = max(n for n, closed in zip(self.arrived, self.closed, strict=True) if not closed)
-            at = ACTIVITY_BASE.value + rank * ACTIVITY.size + ACTIVITY.offsets["incarnation"]
-            for tensor in self.tensors:
-                store(tensor, at, ACTIVITY.dtype["incarnation"], self.incarnations[rank])
+            self.arrived[rank] = max(n for n, closed in zip(self.arrived, self.closed, strict=False) if not closed)
+            self._store_activity(rank, incarnation=self.incarnations[rank])
             epoch = int(control_of(self.tensors[rank])[0]["epoch"]) + 1
             first = self.spec.geometry.offsets["heap_base"]
             for name, value in (("epoch", epoch), ("bump_ptr", first), ("closed", 0)):
@@ -123,6 +140,42 @@ class LocalWorld:
             self.closed[rank] = False
             self.changed.notify_all()
         return self._heaps[rank]
+
+    def _store_activity(self, producer: int, **words: int) -> None:
+        """Write words of the ACTIVITY record of a rank or a guest, in all segments."""
+        at = ACTIVITY_BASE.value + producer * ACTIVITY.size
+        for tensor in self.tensors:
+            for name, value in words.items():
+                store(tensor, at + ACTIVITY.offsets[name], ACTIVITY.dtype[name], value)
+
+    @torch.inference_mode(False)
+    def admit(self) -> tuple[int, int]:
+        """Let a guest in: its number, and its incarnation.
+
+        Raises:
+            HeapUnavailable: there are as many as there may be, or the world has ended.
+        """
+        ranks, guests = self.spec.geometry.world_size, self.spec.geometry.guests
+        with self.changed:
+            if not self.tensors:
+                raise HeapUnavailable("all ranks of the world have closed: it has ended")
+            free = [number for number in range(ranks, ranks + guests) if self.closed[number]]
+            if not free:
+                raise HeapUnavailable(f"the world has guests={guests}, and all are there")
+            number = min(free, key=self.incarnations.__getitem__)
+            # the last one of this number has ended: none of its operations is in flight
+            self._store_activity(number, in_flight0=0, in_flight1=0, incarnation=self.incarnations[number] + 1)
+            self.incarnations[number] += 1
+            self.closed[number] = False
+            return number, self.incarnations[number]
+
+    def dismiss(self, number: int) -> None:
+        """A guest has ended: it does not touch the memory any more. The pollers take what it left unfinished."""
+        with self.changed:
+            self.closed[number] = True
+            ranks = [rank for rank in range(self.spec.geometry.world_size) if not self.closed[rank]]
+        for rank in ranks:
+            self.wake(rank)
 
     @torch.inference_mode(False)
     def make_absent(self, rank: int) -> None:
@@ -134,10 +187,13 @@ class LocalWorld:
         if raw is not None:
             give_back(area_of(raw), at["heap_base"], self.spec.geometry.segment_bytes - at["heap_base"])
 
-    def _allocate(self, what: str, device: torch.device) -> None:
-        nbytes = self.spec.geometry.segment_bytes
+    def _allocate(self, rank: int) -> None:
+        what, device, nbytes = f"segment {rank}", self.devices[rank], self.spec.geometry.segment_bytes
         if device.type == "cpu":
-            raw = anonymous(nbytes, what)
+            if self.memory >= 0:
+                raw = shared(self.memory, BELL_BYTES + rank * nbytes, nbytes, what)
+            else:
+                raw = anonymous(nbytes, what)
             self.raw.append(raw)
             self.tensors.append(torch.from_numpy(raw))
             return
@@ -174,8 +230,11 @@ class LocalWorld:
             self.leaving.discard(rank)
             if int(control_of(self.tensors[rank])[0]["closed"]) != ABSENT:
                 mark_closed(self.tensors[rank])
-            if all(self.closed):
+            if all(self.closed[: self.spec.geometry.world_size]):
                 self.raw, self.tensors = [], []
+                if self.memory >= 0:
+                    self.memory = -1
+                    self._let_go()
                 for each in self._heaps:
                     each.bell = None
                 self.shared.clear()
@@ -213,7 +272,10 @@ class LocalHeap:
         return self.world.raw[rank]
 
     def alive(self, rank: int, incarnation: int) -> bool:
-        if not 0 <= rank < self.world_size or (incarnation ^ self.world.incarnations[rank]) & PRODUCER_INC_MASK.value:
+        if (
+            not 0 <= rank < self.geometry.producers
+            or (incarnation ^ self.world.incarnations[rank]) & PRODUCER_INC_MASK.value
+        ):
             return False
         return not self.world.closed[rank]
 

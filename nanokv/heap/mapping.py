@@ -4,7 +4,9 @@ Nothing here unmaps. Every array and tensor keeps its mapping alive, and the map
 forgotten view is never a wild pointer.
 """
 
+import fcntl
 import mmap
+import os
 import time
 
 import numpy as np
@@ -37,8 +39,46 @@ def anonymous(nbytes: int, what: str) -> npt.NDArray[np.uint8]:
     return np.frombuffer(area, np.uint8)
 
 
+def shareable(nbytes: int, what: str) -> int:
+    """The descriptor of zeroed memory that other processes may map, if they are given it. Nobody can change its size.
+
+    Raises:
+        HeapUnavailable: as `anonymous`.
+    """
+    try:
+        made = os.memfd_create(f"nanokv {what}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise HeapUnavailable(f"{what} needs memory that can be shared: {error}") from None
+    try:
+        os.ftruncate(made, nbytes)
+        fcntl.fcntl(made, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except OSError as error:
+        os.close(made)
+        raise HeapUnavailable(f"{what} needs {nbytes} bytes of memory that can be shared: {error}") from None
+    return made
+
+
+def shared(descriptor: int, offset: int, nbytes: int, what: str) -> npt.NDArray[np.uint8]:
+    """Part of `shareable` memory: uint8 [nbytes]. `offset` is that of a page. The descriptor may be closed afterwards.
+
+    Raises:
+        HeapUnavailable: as `anonymous`.
+    """
+    try:
+        area = mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED, offset=offset)
+    except (OSError, ValueError, OverflowError) as error:
+        raise HeapUnavailable(f"{what}: {nbytes} bytes of shared memory cannot be mapped: {error}") from None
+    advise(area, _HUGEPAGE, 0, nbytes)  # where the system lets shared memory have them
+    return np.frombuffer(area, np.uint8)
+
+
+def keep_from_children(raw: npt.NDArray[np.uint8]) -> None:
+    """Let no child of a fork have a mapping."""
+    advise(area_of(raw), mmap.MADV_DONTFORK, 0, raw.nbytes)
+
+
 def area_of(raw: npt.NDArray[np.uint8]) -> mmap.mmap:
-    """The mapping that `anonymous` memory lies in."""
+    """The mapping that `anonymous` or `shared` memory lies in."""
     base = raw.base.obj if isinstance(raw.base, memoryview) else raw.base
     assert isinstance(base, mmap.mmap)
     return base

@@ -80,12 +80,12 @@ class Connection:
     """
 
     def __init__(self, address: str, secret: bytes, me: Sender, to: Sender, until: float, spin: float) -> None:
-        self.socket = _connected(address, until)
+        self.socket = connected(address, until)
         try:
             greeting = Greeting(secret, me, to)
             self.socket.settimeout(max(until - time.monotonic(), 0.001))
             self.socket.sendall(greeting.hello)
-            keys = greeting.keys(_exactly(self.socket, WELCOME_BYTES, until))
+            keys = greeting.keys(exactly(self.socket, WELCOME_BYTES, until))
             self.socket.settimeout(None)
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 self.socket.setsockopt(socket.SOL_SOCKET, option, _TICK)
@@ -390,7 +390,7 @@ def shut(made: socket.socket) -> None:
     made.close()
 
 
-def _connected(address: str, until: float) -> socket.socket:
+def connected(address: str, until: float) -> socket.socket:
     """A socket that is connected, and blocks."""
     timeout = max(until - time.monotonic(), 0.001)
     if address.startswith("unix:"):
@@ -414,7 +414,8 @@ def _connected(address: str, until: float) -> socket.socket:
     return made
 
 
-def _exactly(made: socket.socket, count: int, until: float) -> bytes:
+def exactly(made: socket.socket, count: int, until: float) -> bytes:
+    """So many bytes. Raises NoHandshake: the other end has closed."""
     data = b""
     while len(data) < count:
         made.settimeout(max(until - time.monotonic(), 0.001))

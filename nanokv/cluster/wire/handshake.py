@@ -1,6 +1,6 @@
 """How two members agree on the keys of a connection.
 
-    asker -> owner   HELLO    magic, asker's id and incarnation, owner's id and incarnation, 32 random bytes, X25519
+    asker -> owner   HELLO    purpose, asker's id and incarnation, owner's id and incarnation, 32 random bytes, X25519
                               public key, HMAC-SHA256 of all that under the cluster's secret
     owner -> asker   WELCOME  32 random bytes, X25519 public key, HMAC-SHA256 of HELLO and that
 
@@ -28,7 +28,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from nanokv.cluster.messages.sealed import ID_LIMIT, Sender
 
-MAGIC = b"nanokvw3"  #: another one with each change of frames or records
+#: for what a connection is made; another one with each change of frames or records
+FRAMES, GUEST = b"nanokvw3", b"nanokvg1"
 _RANDOM = _PUBLIC = _TAG = 32
 _KEY = 16
 _HELLO = struct.Struct(f"<8s{ID_LIMIT}sQ{ID_LIMIT}sQ{_RANDOM}s{_PUBLIC}s")
@@ -50,16 +51,16 @@ class Greeting:
     """The asker's part.
 
     Args:
-        secret: the cluster's. me, to: who asks, and whom.
+        secret: the cluster's. me, to: who asks, and whom. purpose: FRAMES or GUEST.
 
     Attributes:
         hello: the bytes to send.
     """
 
-    def __init__(self, secret: bytes, me: Sender, to: Sender) -> None:
+    def __init__(self, secret: bytes, me: Sender, to: Sender, purpose: bytes = FRAMES) -> None:
         self._secret, self._private = secret, X25519PrivateKey.generate()
         self._hello = _HELLO.pack(
-            MAGIC,
+            purpose,
             me.id.encode(),
             me.incarnation,
             to.id.encode(),
@@ -81,15 +82,23 @@ class Greeting:
         return _derived(self._secret, self._private, said[_RANDOM:], self._hello + said)
 
 
-def welcome(secret: bytes, me: Sender, received: bytes) -> tuple[Sender, Keys, bytes]:
-    """The owner's part: who asks, the keys, and the bytes to send.
+class Asker(NamedTuple):
+    """Who has shaken hands, as the owner knows it."""
+
+    purpose: bytes  #: FRAMES or GUEST
+    who: Sender
+    keys: Keys
+
+
+def welcome(secret: bytes, me: Sender, received: bytes) -> tuple[Asker, bytes]:
+    """The owner's part: who asks, and the bytes to send.
 
     Raises:
         NoHandshake: the asker does not know the secret, or means another member or incarnation.
     """
     hello, tag = received[:-_TAG], received[-_TAG:]
-    magic, sender, incarnation, to, to_incarnation, _, public = _HELLO.unpack(hello)
-    if magic != MAGIC:
+    purpose, sender, incarnation, to, to_incarnation, _, public = _HELLO.unpack(hello)
+    if purpose not in (FRAMES, GUEST):
         raise NoHandshake("it speaks another version, or no language of NanoKV at all")
     if not hmac.compare_digest(tag, _tag(secret, b"hello", hello)):
         raise NoHandshake("it does not know the secret of this cluster")
@@ -98,7 +107,8 @@ def welcome(secret: bytes, me: Sender, received: bytes) -> tuple[Sender, Keys, b
     private = X25519PrivateKey.generate()
     said = secrets.token_bytes(_RANDOM) + private.public_key().public_bytes_raw()
     keys = _derived(secret, private, public, hello + said)
-    return Sender(sender.rstrip(b"\0").decode(), incarnation), keys, said + _tag(secret, b"welcome", hello + said)
+    asker = Asker(purpose, Sender(sender.rstrip(b"\0").decode(), incarnation), keys)
+    return asker, said + _tag(secret, b"welcome", hello + said)
 
 
 def _tag(secret: bytes, purpose: bytes, said: bytes) -> bytes:

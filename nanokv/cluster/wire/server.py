@@ -36,7 +36,8 @@ from nanokv.cluster.messages.replies import Handler, PendingReply, Reply
 from nanokv.cluster.messages.sealed import Sender, check_id
 from nanokv.cluster.wire import handshake
 from nanokv.cluster.wire.client import shut
-from nanokv.cluster.wire.handshake import HELLO_BYTES, NoHandshake
+from nanokv.cluster.wire.guests import Doors
+from nanokv.cluster.wire.handshake import FRAMES, HELLO_BYTES, NoHandshake
 from nanokv.device.fabric.records import PULL
 from nanokv.device.machines.native_code import wire_code
 from nanokv.device.native.sockets import CAN_READ, CAN_WRITE, EVENT_BYTES, EVENT_DATA
@@ -62,6 +63,7 @@ from nanokv.device.wire.records import (
 from nanokv.dtypes import DTYPE_BYTES
 from nanokv.errors import NanoKVError
 from nanokv.heap.base import Heap
+from nanokv.heap.local import LocalHeap
 from nanokv.seldom import Seldom
 from nanokv.transfer.object_calls import Routing
 from nanokv.types import KeyDigest
@@ -158,6 +160,11 @@ class WireServer:
         self._strangers: dict[int, _Stranger] = {}  # by file descriptor, the oldest first
         self._searches: list[int] = []  # numbers of connections with something pending
         self._closing = False
+        heap = None if world is None else world.heap
+        #: for guests; None: the world lets none in
+        self._doors: Doors | None = None
+        if isinstance(heap, LocalHeap) and heap.geometry.guests:
+            self._doors = Doors(heap.world, lambda why: self._counts.add(DropReason.STRANGER, why))
         self._tcp, self.address = tcp.listener(bind, port)
         self._unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         name = f"nanokv-{secrets.token_hex(12)}"
@@ -226,13 +233,16 @@ class WireServer:
         """Objects that were put, looked for, removed and given up for other members, and connections that are open."""
         names = {"wire_puts": "puts", "wire_gets": "gets", "wire_removals": "removals", "wire_given_up": "given_up"}
         found = {name: int(self._box[of][0] + self._mine[of][0]) for name, of in names.items()}
-        return found | {"wire_connections": len(self._peers)}
+        guests = 0 if self._doors is None else self._doors.guests
+        return found | {"wire_connections": len(self._peers), "guests": guests}
 
     def close(self) -> None:
         """End all connections and both threads; pending answers are abandoned, and who asked is told. Idempotent."""
         if self._closing or os.getpid() != self._process:
             return
         self._closing = True
+        if self._doors is not None:
+            self._doors.close()
         atexit.unregister(self.close)
         os.eventfd_write(self._to_host, 1)
         if threading.current_thread() is self._threads[1]:  # a handler: its thread ends after this turn
@@ -307,9 +317,12 @@ class WireServer:
                 return
             if not some:
                 raise NoHandshake("it has closed")
-            who, keys, said = handshake.welcome(self._secret, self._me, stranger.hello)
-            if not self._free:
-                self._counts.add(DropReason.NO_ROOM, f"from {who.id}, beyond {MOST_CONNECTIONS} connections")
+            asker, said = handshake.welcome(self._secret, self._me, stranger.hello)
+            comes_in = asker.purpose != FRAMES
+            if comes_in and (self._doors is None or stranger.socket.family != socket.AF_UNIX):
+                raise NoHandshake("this world lets no guests in")
+            if not self._free and not comes_in:
+                self._counts.add(DropReason.NO_ROOM, f"from {asker.who.id}, beyond {MOST_CONNECTIONS} connections")
                 shut(self._forget(stranger))
                 return
             if stranger.socket.send(said) != len(said):
@@ -320,7 +333,11 @@ class WireServer:
             self._counts.add(DropReason.STRANGER, f"{error}, from {stranger.peer}")
             shut(self._forget(stranger))
         else:
-            self._add(self._forget(stranger), who, keys)
+            made = self._forget(stranger)
+            if comes_in and self._doors is not None:
+                self._doors.add(made, asker)
+            else:
+                self._add(made, asker.who, asker.keys)
 
     def _forget(self, stranger: _Stranger) -> socket.socket:
         del self._strangers[stranger.socket.fileno()]

@@ -1,0 +1,320 @@
+"""Objects of another node of this host, whose memory this process has mapped: no message, and no copy but one.
+
+Its owner has let this process in as a guest (`wire/guests.py`). The calls here are those of the node's own ranks, by
+the same native code, so what `transfers` promises holds as it does within a world. Where a node is not mapped, its
+objects go over the wire: it is on another host, or takes no (more) guests, or runs as another user.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from nanokv.allocation.producer import ProducerAllocation
+from nanokv.allocation.routing import Routing
+from nanokv.cache.engine import machine_of, noting_owners
+from nanokv.cluster.card import Card, WorldId
+from nanokv.cluster.counts import MemberCounts
+from nanokv.cluster.fetched import FetchedTensors, Got
+from nanokv.cluster.locations import Locations
+from nanokv.cluster.messages.sealed import Sender
+from nanokv.cluster.nodes import Node
+from nanokv.cluster.patience import Patience
+from nanokv.cluster.pull_message import Records
+from nanokv.cluster.serving import HEADERS_AT_ONCE
+from nanokv.cluster.statuses import is_one_of
+from nanokv.cluster.transfers import Take
+from nanokv.cluster.wire.guests import Admitted, enter
+from nanokv.cluster.wire.handshake import NoHandshake
+from nanokv.config import Options
+from nanokv.device.fabric.locations import LOCATION
+from nanokv.device.fabric.records import PULLED
+from nanokv.device.machines.records import Terms, What, Words
+from nanokv.device.protocol.status import Status
+from nanokv.errors import HeapUnavailable, NanoKVError, PeerLost
+from nanokv.heap.guest import GuestHeap
+from nanokv.keys.digests import Digests
+from nanokv.seldom import Seldom
+from nanokv.transfer.batched import BatchedTransfer
+from nanokv.transfer.descriptors import what_of
+from nanokv.transfer.single import TRIES, SingleTransfer
+from nanokv.types import KeyDigest
+
+_log = logging.getLogger("nanokv.cluster")
+_seldom = Seldom(_log)
+
+_OK, _MISS, _TORN, _FULL = (int(Status[name]) for name in ("OK", "MISS", "TORN", "FULL"))
+_AGAIN = (_TORN, int(Status.BUSY))
+ENTER_SECONDS = 1.0  #: for which a first call waits until it is let in
+REFUSED_SECONDS = 30.0  #: after which a member is asked again that has not let this process in
+_HERE = 1  #: LOCATION.node of an object that was stored
+
+
+class MappedWorld:
+    """The world of another process, as its guest.
+
+    The connection by which it came ends when nobody refers to this object any more: so a call refers to it while it
+    works in the memory. The owner then takes back what is left.
+
+    Attributes:
+        machine, allocation, single, batched: as those of an `Engine`.
+        world: by its card.
+
+    Raises:
+        HeapUnavailable: the memory cannot be mapped, or is that of another world or build.
+    """
+
+    def __init__(self, admitted: Admitted, card: Card, options: Options) -> None:
+        self._connection, self._process = admitted.connection, os.getpid()
+        self.has_ended = False  #: the owner has gone, or wants its guests to go
+        try:
+            expected = card.geometry.world_size * card.geometry.segment_bytes
+            if os.fstat(admitted.memory).st_size < expected:
+                raise HeapUnavailable(f"{card.member} gives less than {expected} bytes of memory")
+            heap = GuestHeap(card.member, admitted.memory, card.geometry, admitted.admission)
+        finally:
+            os.close(admitted.memory)
+        self.world = card.world
+        self.machine = machine_of(heap, checksum=card.checksum)
+        for rank in range(heap.world_size):
+            why = card.geometry.mismatch(self.machine.control(rank))
+            if why:
+                raise HeapUnavailable(f"the memory of {card.member}, segment {rank}: {why}")
+        routing = Routing(heap.world_size, heap.rank, heap.peer_closed)
+        note_owner = noting_owners(self.machine, options)
+        self.allocation = ProducerAllocation(self.machine, heap.rank, routing, note_owner, checksum=card.checksum)
+        self.single = SingleTransfer(heap, self.machine, self.allocation, checksum=card.checksum)
+        self.batched = BatchedTransfer(self.single, self.allocation)
+
+    def watch(self, ended: Callable[[], None]) -> None:
+        """Call `ended` when the owner ends the connection. From a thread, which does not refer to this object."""
+        connection = self._connection
+
+        def wait() -> None:
+            with contextlib.suppress(OSError):
+                connection.recv(1)
+            ended()
+
+        threading.Thread(target=wait, name="nanokv-guest", daemon=True).start()
+
+    def __del__(self) -> None:
+        connection = getattr(self, "_connection", None)
+        if connection is not None and os.getpid() == self._process:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+
+class MappedWorlds:
+    """The worlds of other processes that this one has mapped, or may map. From any thread.
+
+    Args:
+        secret: the cluster's. me: this member.
+        place: of this process (`place.here`): only who is at the same one has memory that can be mapped.
+        options: of this process' cache.
+    """
+
+    def __init__(self, secret: bytes, me: Sender, place: str, options: Options) -> None:
+        self._secret, self._me, self._place, self._options = secret, me, place, options
+        self._worlds: dict[int, MappedWorld] = {}  # by incarnation of the member
+        self._not_before: dict[int, float] = {}  # by incarnation, of who has not let this process in
+        self._lock = threading.Lock()
+        self._closed = False
+        self._process = os.getpid()
+
+    def of(self, node: Node) -> MappedWorld | None:
+        """The mapped world of a node, which is asked to let this process in; None: it is not mapped."""
+        for card in node.cards:
+            found = self._worlds.get(card.incarnation)
+            if found is not None:
+                return found
+            if card.geometry.guests and self._may_enter(card):
+                return self._enter(card)
+        return None
+
+    def __getitem__(self, node: Node) -> MappedWorld:
+        """The mapped world of a node that was mapped a moment ago. Raises PeerLost: it has gone since."""
+        found = self.of(node)
+        if found is None:
+            raise PeerLost(f"node {node.name} has just ended, or left the cluster")
+        return found
+
+    def known(self, node: Node) -> bool:
+        """Whether the world of a node is mapped."""
+        return any(card.incarnation in self._worlds for card in node.cards)
+
+    def _may_enter(self, card: Card) -> bool:
+        near = bool(card.local) and bool(self._place) and card.place == self._place
+        return near and time.monotonic() >= self._not_before.get(card.incarnation, 0.0)
+
+    def _enter(self, card: Card) -> MappedWorld | None:
+        with self._lock:  # others that want it wait until it is there
+            found = self._worlds.get(card.incarnation)
+            if found is not None or self._closed or os.getpid() != self._process or not self._may_enter(card):
+                return found
+            try:
+                to = Sender(card.member, card.incarnation)
+                admitted = enter(card.local, self._secret, self._me, to, ENTER_SECONDS)
+                world = MappedWorld(admitted, card, self._options)
+            except (NanoKVError, NoHandshake, OSError) as error:
+                self._not_before[card.incarnation] = time.monotonic() + REFUSED_SECONDS
+                _log.info("the memory of member %s is not mapped, its objects go over the wire: %s", card.member, error)
+                return None
+            self._worlds[card.incarnation] = world
+        world.watch(lambda: self.forget(card.incarnation))
+        return world
+
+    def forget(self, incarnation: int) -> None:
+        """A process is no member any more, or has ended. Calls that work in its memory come to their end."""
+        self._worlds.pop(incarnation, None)
+
+    def close(self) -> None:
+        """Let go of all. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._worlds.clear()
+
+
+class MappedGets:
+    """`transfers.Gets` of nodes that are mapped."""
+
+    def __init__(self, worlds: MappedWorlds, counts: MemberCounts) -> None:
+        self._worlds, self._counts = worlds, counts
+
+    def get(self, node: Node, key: KeyDigest, patience: Patience, into: torch.Tensor | None = None) -> Got | int:
+        """See `Gets`."""
+        world = self._worlds[node]
+        single = world.single
+        if into is not None:
+            status = single.get_into(key, into)
+            if status:
+                return status
+            self._counts.read(1, into.nbytes)
+            return Got(into.nbytes, (0,) * 8, None)
+        found = single.get(key)
+        if isinstance(found, int):
+            return found
+        self._counts.read(1, found.nbytes)
+        what = what_of(found.dtype, found.shape)
+        return Got(what.nbytes, what.descriptor, found)
+
+    def get_known(self, node: Node, key: KeyDigest, patience: Patience, into: torch.Tensor | None = None) -> Got | None:
+        """See `Gets`."""
+        found = self.get(node, key, patience, into)
+        return found if isinstance(found, Got) else None
+
+    def is_known(self, node: Node, key: KeyDigest, patience: Patience) -> bool:
+        """See `Gets`."""
+        world = self._worlds[node]
+        return world.allocation.exists(key) == _OK
+
+    def find_each(self, node: Node, keys: Words, patience: Patience) -> Words:
+        """See `Gets`."""
+        world = self._worlds[node]
+        found = world.allocation.exist_each(Digests.own(keys))
+        return np.where(is_one_of(found, _AGAIN), _MISS, found)
+
+    def find_known_each(self, node: Node, keys: Words, patience: Patience) -> Words:
+        """See `Gets`."""
+        return np.where(self.find_each(node, keys, patience) == _OK, _OK, _MISS)
+
+    def get_each(self, node: Node, keys: Words, patience: Patience, take: Take, *, known: bool = False) -> Words:
+        """See `Gets`."""
+        world = self._worlds[node]
+        found = world.batched.get(Digests.own(keys))
+        statuses = np.array([each if isinstance(each, int) else _OK for each in found], np.int64)
+        tensors = [each for each in found if not isinstance(each, int)]
+        if tensors:
+            self._counts.read(len(tensors), sum(each.nbytes for each in tensors))
+            take(np.flatnonzero(statuses == _OK), FetchedTensors(tensors))
+        return statuses
+
+    def get_into_each(
+        self, node: Node, keys: Words, patience: Patience, targets: Words, what: What, *, known: bool = False
+    ) -> Words:
+        """See `Gets`."""
+        world, statuses = self._worlds[node], np.full(len(keys), _TORN, np.int64)
+        which = np.arange(len(keys))
+        for _ in range(TRIES):
+            some, there = np.ascontiguousarray(keys[which]), np.ascontiguousarray(targets[which])
+            statuses[which] = world.machine.get_each(some, there, what)
+            which = which[is_one_of(statuses[which], _AGAIN)]
+            if not len(which):
+                break
+        good = int((statuses == _OK).sum())
+        self._counts.read(good, good * what.nbytes)
+        statuses[is_one_of(statuses, _AGAIN)] = _MISS
+        return statuses
+
+    def headers(self, node: Node, rank: int) -> Iterator[tuple[WorldId, int, Words]]:
+        """See `Gets`."""
+        world = self._worlds[node]
+        machine = world.machine
+        used = min(int(machine.control(rank)[0]["hdr_head"]), machine.geometry.hdr_count)
+        for first in range(0, used, HEADERS_AT_ONCE):
+            headers = machine.headers(rank, first, min(HEADERS_AT_ONCE, used - first))
+            yield world.world, first, headers.view(np.int64).reshape(len(headers), -1).copy()
+
+
+class MappedPuts:
+    """`transfers.Puts` of nodes that are mapped.
+
+    Args:
+        is_home: whether a node is the home of a key.
+    """
+
+    def __init__(self, worlds: MappedWorlds, locations: Locations, is_home: Callable[[Node, KeyDigest], bool]) -> None:
+        self._worlds, self._locations, self._is_home = worlds, locations, is_home
+
+    def put(
+        self, node: Node, key: KeyDigest, tensor: torch.Tensor, rank: int | None, terms: Terms, patience: Patience
+    ) -> int:
+        """See `Puts`."""
+        world = self._worlds[node]
+        status = world.single.put(key, tensor, rank, terms)
+        if not status and not self._is_home(node, key):
+            self._learn(world, [key])
+        return status
+
+    def put_each(
+        self,
+        node: Node,
+        keys: Words,
+        tensors: Sequence[torch.Tensor],
+        rank: int | None,
+        terms: Terms,
+        patience: Patience,
+    ) -> Records:
+        """See `Puts`."""
+        world, answers = self._worlds[node], np.zeros(len(keys), PULLED.dtype)
+        for i, outcome in enumerate(world.batched.put(Digests.own(keys), tensors, rank, terms)):
+            if isinstance(outcome, PeerLost):
+                raise outcome
+            if isinstance(outcome, NanoKVError):  # it is answered FULL, as over the wire
+                _seldom.warn(type(outcome).__name__, f"no room could be made on node {node.name}: {outcome}")
+            answers["status"][i] = _FULL if isinstance(outcome, NanoKVError) else outcome
+        put = map(KeyDigest._make, keys[answers["status"] == _OK].tolist())
+        self._learn(world, [key for key in put if not self._is_home(node, key)])
+        return answers
+
+    def remove_each(self, node: Node, keys: Words, patience: Patience) -> Words:
+        """See `Puts`."""
+        world = self._worlds[node]
+        return world.allocation.remove_each(Digests.own(keys))
+
+    def _learn(self, world: MappedWorld, keys: Sequence[KeyDigest]) -> None:
+        """Note where objects lie that are not at their home: of those only events tell, some milliseconds later."""
+        rows = []
+        for key in keys:
+            status, place, _ = world.allocation.locate(key)
+            if status == _OK:
+                rows.append((*key, _HERE, place.owner, place.slot, place.epoch, place.payload, place.nbytes, 0))
+        if rows:
+            words = np.array(rows, np.int64)
+            self._locations.learn(world.world, words.view(LOCATION.dtype).reshape(-1))
