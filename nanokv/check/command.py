@@ -121,6 +121,7 @@ class LinkChoice(StrEnum):
     """How nodes exchange objects."""
 
     WIRE = "wire"
+    MAPPED = "mapped"
     NIXL = "nixl"
 
 

@@ -23,7 +23,7 @@ class Options(NamedTuple):
     device: str  #: of the segments of a `local` heap, and of litmus kernels
     seed: int
     target: str = "sm_90"  #: what compiled code is compiled for
-    link: str = "wire"  #: how nodes exchange objects: "wire" or "nixl"
+    link: str = "wire"  #: how nodes exchange objects: "wire", "mapped" or "nixl"
 
 
 def _threads(options: Options) -> list[Row]:

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,14 +36,17 @@ from nanokv.cluster.wire.handshake import NoHandshake
 from nanokv.config import Options
 from nanokv.device.fabric.locations import LOCATION
 from nanokv.device.fabric.records import PULLED
-from nanokv.device.machines.records import Terms, What, Words
+from nanokv.device.machines.records import NO_TERMS, Terms, What, Words
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.host_records import NOT_TAKEN
 from nanokv.errors import HeapUnavailable, NanoKVError, PeerLost
 from nanokv.heap.guest import GuestHeap
 from nanokv.keys.digests import Digests
+from nanokv.keys.hashing import Hasher
 from nanokv.seldom import Seldom
 from nanokv.transfer.batched import BatchedTransfer
 from nanokv.transfer.descriptors import what_of
+from nanokv.transfer.object_calls import NativeRecords, object_calls
 from nanokv.transfer.single import TRIES, SingleTransfer
 from nanokv.types import KeyDigest
 
@@ -56,6 +60,58 @@ REFUSED_SECONDS = 30.0  #: after which a member is asked again that has not let 
 _HERE = 1  #: LOCATION.node of an object that was stored
 
 
+class StatusCalls:
+    """put and get of a guest, in Python: `CallsInPython` that answer with a Status where those of a cache raise.
+
+    Args:
+        hasher: a guest's own, of the same identity and namespace as its cache's.
+    """
+
+    promotion = None
+
+    def __init__(self, heap: GuestHeap, allocation: ProducerAllocation, hasher: Hasher, single: SingleTransfer) -> None:
+        self.heap, self.allocation, self.hasher, self._single = heap, allocation, hasher, single
+        self._native: NativeRecords | None = None
+
+    def serve(self, native: NativeRecords) -> None:
+        """See `CallsInPython`."""
+        self._native = native
+
+    def put(self, key: KeyDigest, tensor: torch.Tensor, *, preferred_segment: int | None = None) -> int:
+        """Store a tensor: a Status; None stands for OK in the answer of a native call."""
+        return self._single.put(key, tensor, preferred_segment)
+
+    def put_refused(self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None, *more: Any) -> int:
+        """Store a tensor after a first try was answered FULL by the rank that comes last."""
+        return self._single.put(key, tensor, preferred, refused_by=more[-1])
+
+    def get(self, key: KeyDigest, *, dst: torch.Tensor | None = None) -> torch.Tensor | int:
+        """A new tensor, or `dst`; or a Status."""
+        if dst is not None:
+            return self._single.get_into(key, dst) or dst
+        found = self._single.get(key)
+        if not isinstance(found, int) and self._native is not None:
+            self._native.see_new(found)
+        return found
+
+    def exists(self, key: KeyDigest) -> bool:
+        """Whether an object can be read now."""
+        return self.allocation.exists(key) == _OK
+
+    def remove(self, key: KeyDigest) -> int:
+        """Remove an object: a Status."""
+        return self.allocation.remove(key)
+
+    def take(self, key: KeyDigest, address: int, room: int) -> int:
+        """No guest takes bytes to an address."""
+        return int(NOT_TAKEN.value)
+
+    def _status(self, status: int, *_: object) -> int:
+        return status
+
+    put_failed = get_failed = remove_failed = _status
+
+
 class MappedWorld:
     """The world of another process, as its guest.
 
@@ -63,7 +119,7 @@ class MappedWorld:
     works in the memory. The owner then takes back what is left.
 
     Attributes:
-        machine, allocation, single, batched: as those of an `Engine`.
+        machine, allocation, single, batched: as those of an `Engine`. put, get: `StatusCalls`, by native code.
         world: by its card.
 
     Raises:
@@ -91,6 +147,9 @@ class MappedWorld:
         self.allocation = ProducerAllocation(self.machine, heap.rank, routing, note_owner, checksum=card.checksum)
         self.single = SingleTransfer(heap, self.machine, self.allocation, checksum=card.checksum)
         self.batched = BatchedTransfer(self.single, self.allocation)
+        hasher = Hasher(options.namespace, options.identity)
+        calls = object_calls(StatusCalls(heap, self.allocation, hasher, self.single), self.machine)
+        self.put, self.get = calls.put, calls.get
 
     def watch(self, ended: Callable[[], None]) -> None:
         """Call `ended` when the owner ends the connection. From a thread, which does not refer to this object."""
@@ -190,14 +249,13 @@ class MappedGets:
     def get(self, node: Node, key: KeyDigest, patience: Patience, into: torch.Tensor | None = None) -> Got | int:
         """See `Gets`."""
         world = self._worlds[node]
-        single = world.single
         if into is not None:
-            status = single.get_into(key, into)
-            if status:
-                return status
+            found = world.get(key, dst=into)
+            if isinstance(found, int):
+                return found
             self._counts.read(1, into.nbytes)
             return Got(into.nbytes, (0,) * 8, None)
-        found = single.get(key)
+        found = world.get(key)
         if isinstance(found, int):
             return found
         self._counts.read(1, found.nbytes)
@@ -277,10 +335,13 @@ class MappedPuts:
     ) -> int:
         """See `Puts`."""
         world = self._worlds[node]
-        status = world.single.put(key, tensor, rank, terms)
+        if terms == NO_TERMS:
+            status = world.put(key, tensor) if rank is None else world.put(key, tensor, preferred_segment=rank)
+        else:
+            status = world.single.put(key, tensor, rank, terms)
         if not status and not self._is_home(node, key):
             self._learn(world, [key])
-        return status
+        return status or _OK
 
     def put_each(
         self,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from sys import intern
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -73,6 +73,37 @@ def calls_in_python() -> Iterator[None]:
         _in_python.pop()
 
 
+class CallsInPython(Protocol):
+    """What does calls that are unusual, and says what becomes of a Status that is not OK.
+
+    put, get, exists, remove and take get what the caller wrote; what they, and the others, return is the answer.
+    """
+
+    @property
+    def heap(self) -> Heap: ...
+    @property
+    def allocation(self) -> Allocation: ...
+    @property
+    def hasher(self) -> Hasher: ...
+    @property
+    def promotion(self) -> object:
+        """None: reads are not counted, so native code may get."""
+        ...
+
+    def put(self, *args: Any, **named: Any) -> Any: ...
+    def put_refused(self, *args: Any, **named: Any) -> Any: ...
+    def put_failed(self, *args: Any, **named: Any) -> Any: ...
+    def get(self, *args: Any, **named: Any) -> Any: ...
+    def get_failed(self, *args: Any, **named: Any) -> Any: ...
+    def exists(self, *args: Any, **named: Any) -> Any: ...
+    def remove(self, *args: Any, **named: Any) -> Any: ...
+    def remove_failed(self, *args: Any, **named: Any) -> Any: ...
+    def take(self, *args: Any, **named: Any) -> Any: ...
+    def serve(self, native: "NativeRecords") -> None:
+        """Keep the records of native calls up to date."""
+        ...
+
+
 class ObjectCalls:
     """The calls of one cache. put, get, exists and remove have the arguments of the public methods.
 
@@ -83,13 +114,16 @@ class ObjectCalls:
 
     __slots__ = ("exists", "get", "native", "put", "remove", "take")
 
-    def __init__(self, python: "PythonCalls") -> None:
-        self.put, self.get, self.exists, self.remove = python.put, python.get, python.exists, python.remove
+    def __init__(self, python: CallsInPython) -> None:
+        self.put: Callable[..., Any] = python.put
+        self.get: Callable[..., Any] = python.get
+        self.exists: Callable[..., bool] = python.exists
+        self.remove: Callable[..., Any] = python.remove
         self.take: Callable[[Key, int, int], int] = python.take
         self.native: dict[str, Callable[..., Any]] = {}
 
 
-def object_calls(python: "PythonCalls", machine: Machine) -> ObjectCalls:
+def object_calls(python: CallsInPython, machine: Machine) -> ObjectCalls:
     """Native calls where the machine has them, a producer allocates, and torch tells what a tensor is."""
     if (
         isinstance(machine, NativeMachine)
@@ -101,7 +135,7 @@ def object_calls(python: "PythonCalls", machine: Machine) -> ObjectCalls:
     return ObjectCalls(python)
 
 
-def _native_calls(python: "PythonCalls", machine: NativeMachine, allocation: ProducerAllocation) -> ObjectCalls:
+def _native_calls(python: CallsInPython, machine: NativeMachine, allocation: ProducerAllocation) -> ObjectCalls:
     heap, geometry = python.heap, machine.geometry
     routing = Routing(heap, machine, allocation)
     calls, hashing, look = routing.record, hashing_record(python.hasher), native_look()

@@ -20,6 +20,8 @@ from .network import Network
 PATIENCE = 10.0  #: seconds for a node: far above the usual
 PAGE = 4096
 HEAP_BYTES = 4 << 20
+#: of `ClusterOptions.link`, where it is another name
+_LINKS = {"mapped": "wire", "nixl alone": "nixl"}
 MakeCluster = Callable[..., list[NanoKVCluster]]
 
 
@@ -42,8 +44,8 @@ def serves_nothing() -> Iterator[None]:
 def link() -> str:
     """How the nodes of a test exchange objects. A module that is about another way has a fixture of this name.
 
-    "wire"; "nixl": by one-sided reads and pulls, but for what is small; "nixl alone": no objects are served over the
-    wire, as where segments lie in memory of GPUs.
+    "wire"; "mapped": in each other's memory; "nixl": by one-sided reads and pulls, but for what is small; "nixl alone":
+    no objects are served over the wire, as where segments lie in memory of GPUs.
     """
     return "wire"
 
@@ -51,7 +53,7 @@ def link() -> str:
 @pytest.fixture
 def make_cluster(link: str, tmp_path: Path) -> Iterator[MakeCluster]:
     """Makes clusters of n nodes, which know each other. After the test each world is checked by fsck, and closed."""
-    if link != "wire":
+    if link.startswith("nixl"):
         need_nixl()
     members: list[NanoKVCluster] = []
 
@@ -59,9 +61,10 @@ def make_cluster(link: str, tmp_path: Path) -> Iterator[MakeCluster]:
         made: list[NanoKVCluster] = []
         url = options.pop("url", f"file://{tmp_path}/cluster")
         for i in range(n):
-            cache = nanokv.NanoKVCache(heap_bytes, page_bytes=PAGE, **(world or {}))
+            guests = {"guests": 8} if link == "mapped" else {}
+            cache = nanokv.NanoKVCache(heap_bytes, page_bytes=PAGE, **(guests | (world or {})))
             number = len(members) + i
-            usual = {"node": f"n{number}", "ttl": 2.0, "timeout": PATIENCE, "link": link.split(maxsplit=1)[0]}
+            usual = {"node": f"n{number}", "ttl": 2.0, "timeout": PATIENCE, "link": _LINKS.get(link, link)}
             with serves_nothing() if link == "nixl alone" else contextlib.nullcontext():
                 made.append(NanoKVCluster(cache, url, **(usual | options)))
         members.extend(made)

@@ -47,7 +47,7 @@ TENSORS = [
 ]
 
 
-@pytest.fixture(params=["wire", "nixl", pytest.param("nixl alone", marks=pytest.mark.exhaustive)])
+@pytest.fixture(params=["wire", "mapped", "nixl", pytest.param("nixl alone", marks=pytest.mark.exhaustive)])
 def link(request: pytest.FixtureRequest) -> str:
     """All ways by which nodes exchange objects."""
     return str(request.param)

@@ -32,7 +32,7 @@ class Crew(contextlib.AbstractContextManager["Crew"]):
     """A node on each host of a layout. Used in a `with` block; at its end no process is left.
 
     Args:
-        options: of `NanoKVCluster`, for each node.
+        options: of `NanoKVCluster`, for each node; but with link="mapped" they map each other's memory.
         mutant: one of `mutants.MUTANTS`; "": none.
     """
 
@@ -56,10 +56,14 @@ class Crew(contextlib.AbstractContextManager["Crew"]):
         host = self.hosts[name]
         self.runs[name] += 1
         options = {"node": name, "bind": host.address} | self._options
+        world: dict[str, Any] = {}
         if options["link"] == "nixl":
             options["devices"] = host.device
+        elif options["link"] == "mapped":
+            options["link"], world = "wire", {"guests": len(self.names)}
         registry, run = self._layout.registry, self.runs[name]
-        settings = {"registry": registry, "options": options, "names": self.names, "run": run, "mutant": self._mutant}
+        settings = {"registry": registry, "options": options, "world": world, "names": self.names, "run": run}
+        settings["mutant"] = self._mutant
         self.nodes[name] = NodeProcess(self._layout, host, settings)
         return self.nodes[name]
 

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 
 from nanokv.check.nodes.keys import is_canary
+from nanokv.cluster.mapped import MappedPuts
 from nanokv.cluster.member import Member
 from nanokv.cluster.pulling import Puller
 from nanokv.cluster.putting import RemotePuts
 from nanokv.cluster.wire.exchanges import WirePuts
 from nanokv.cluster.wire.server import WireServer
 from nanokv.device.fabric.records import PULLED
+from nanokv.heap.local import LocalWorld
 from nanokv.types import Key, KeyDigest
 
 _ALIKE = 3  #: digests of all keys there are, where keys are alike
@@ -52,7 +54,7 @@ def _acknowledged_early() -> None:
 
         return put_later
 
-    for puts in (WirePuts, RemotePuts):
+    for puts in (WirePuts, RemotePuts, MappedPuts):
         puts.put_each = delayed(puts.put_each)  # type: ignore[method-assign]
 
 
@@ -66,6 +68,7 @@ def _not_freed() -> None:
 
     Puller.end = end_if_well  # type: ignore[method-assign]
     WireServer.give_up = lambda self, number: None  # type: ignore[method-assign]
+    LocalWorld.dismiss = lambda self, number: None  # type: ignore[method-assign]
 
 
 MUTANTS: dict[str, Callable[[], None]] = {

@@ -208,15 +208,17 @@ _REST = 0.05  #: seconds between two tries
 class NodeCommands(Commands):
     """What a node does; one method a command. Each returns its answer."""
 
-    def __init__(self, registry: str, options: dict[str, Any], names: list[str], run: int, mutant: str) -> None:
+    def __init__(
+        self, registry: str, options: dict[str, Any], world: dict[str, Any], names: list[str], run: int, mutant: str
+    ) -> None:
         if mutant:
             MUTANTS[mutant]()
         self._names, self._run = names, run
         self._callers: list[Caller] = []
         self._watcher: Watcher | None = None
         with contextlib.ExitStack() as ends:
-            world = ends.enter_context(nanokv.NanoKVCache(HEAP_BYTES, page_bytes=PAGE_BYTES, evict=False))
-            self._cluster = ends.enter_context(NanoKVCluster(world, registry, **options))
+            cache = ends.enter_context(nanokv.NanoKVCache(HEAP_BYTES, page_bytes=PAGE_BYTES, evict=False, **world))
+            self._cluster = ends.enter_context(NanoKVCluster(cache, registry, **options))
             self._number = names.index(self._cluster.node)
             self._registered = torch.zeros(len(names), REGISTERED_BYTES, dtype=torch.uint8)
             self._cluster.register(self._registered)

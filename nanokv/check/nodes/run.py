@@ -289,7 +289,8 @@ def _is_well(saw: dict[str, Any], names: list[str], since: int) -> bool:
 PART = "nodes"
 NODES = ("a", "b", "c")
 TIMEOUT, TTL = 1.0, 2.0  #: seconds; etcd has no shorter leases
-LINKS = ("wire", "nixl")
+#: how nodes exchange objects, and how a row says it. Those of one host map each other's memory
+LINKS = {"wire": "the wire", "mapped": "in mapped memory", "nixl": "NIXL over TCP"}
 _PROBE = "from nanokv.cluster.links import open_link; open_link('nixl', 'probe').close()"
 _PATIENCE = 120.0  #: seconds
 MOST_TOLD = 5  #: failures of a round
@@ -302,7 +303,7 @@ def lacking(link: str = "wire") -> str | None:
     for module, name in (("zmq", "ZeroMQ"), ("cryptography", "cryptography")):
         if find_spec(module) is None:
             return f"nodes need {name}: pip install 'nanokv[cluster]'"
-    if link == "wire":
+    if link != "nixl":
         return None
     # in another process: UCX changes signal handlers, and how a process ends
     environment = os.environ | UCX | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -325,7 +326,7 @@ def run_nodes(
         seed: of faults, victims, times and calls. The machine decides which calls a fault meets.
         link: of LINKS: how the nodes exchange objects.
         faults: names of FAULTS; default: all that are possible here.
-        apart: whether to make network namespaces, where that is possible.
+        apart: whether to make network namespaces, where that is possible. Never if they map each other's memory.
         mutant: a deliberate bug of all nodes, one of `mutants.MUTANTS`.
 
     Raises:
@@ -337,7 +338,7 @@ def run_nodes(
     unknown = set(faults) - {fault.name for fault in FAULTS}
     if unknown:
         raise InvalidArgument(f"no fault {', '.join(sorted(unknown))}; there are: {'; '.join(f.name for f in FAULTS)}")
-    with _laid_out(apart) as (layout, why):
+    with _laid_out(apart and link != "mapped") as (layout, why):
         some = [fault for fault in FAULTS if fault.is_possible(layout) and (not faults or fault.name in faults)]
         if not some:
             raise InvalidArgument(f"{'; '.join(faults)}: cannot be had here {f'({why})' if why else ''}")
@@ -375,7 +376,7 @@ def _place(layout: LabLayout, why: str, left_out: list[str], link: str, seed: in
     name = "nodes in network namespaces" if layout.is_apart else "nodes on LOOPBACK, without namespaces"
     said = [f"({why})"] if why else []
     said += ["etcd" if layout.etcd is not None else "no etcd here: the registry is a folder"]
-    said += [f"{'NIXL over TCP' if link == 'nixl' else 'the wire'}, timeout {TIMEOUT:g} s, ttl {TTL:g} s, seed {seed}"]
+    said += [f"{LINKS[link]}, timeout {TIMEOUT:g} s, ttl {TTL:g} s, seed {seed}"]
     said += [f"LEFT OUT: {'; '.join(left_out)}"] if left_out else []
     return Row(PART, name, len(layout.hosts), "nodes", note=", ".join(said))
 
