@@ -127,21 +127,27 @@ class MappedWorld:
     """
 
     def __init__(self, admitted: Admitted, card: Card, options: Options) -> None:
-        self._connection, self._process = admitted.connection, os.getpid()
-        self.has_ended = False  #: the owner has gone, or wants its guests to go
+        self._connection, self._process, self.world = admitted.connection, os.getpid(), card.world
         try:
-            expected = card.geometry.world_size * card.geometry.segment_bytes
+            self._map(admitted, card, options)
+        except BaseException:
+            self._end()  # now, though what is raised refers to this object
+            raise
+
+    def _map(self, admitted: Admitted, card: Card, options: Options) -> None:
+        geometry = card.geometry
+        try:
+            expected = geometry.world_size * geometry.segment_bytes
             if os.fstat(admitted.memory).st_size < expected:
-                raise HeapUnavailable(f"{card.member} gives less than {expected} bytes of memory")
-            heap = GuestHeap(card.member, admitted.memory, card.geometry, admitted.admission)
+                raise HeapUnavailable(f"it gives less than the {expected} bytes of its segments")
+            heap = GuestHeap(card.member, admitted.memory, geometry, admitted.admission)
         finally:
             os.close(admitted.memory)
-        self.world = card.world
         self.machine = machine_of(heap, checksum=card.checksum)
         for rank in range(heap.world_size):
-            why = card.geometry.mismatch(self.machine.control(rank))
+            why = geometry.mismatch(self.machine.control(rank))
             if why:
-                raise HeapUnavailable(f"the memory of {card.member}, segment {rank}: {why}")
+                raise HeapUnavailable(f"segment {rank}: {why}")
         routing = Routing(heap.world_size, heap.rank, heap.peer_closed)
         note_owner = noting_owners(self.machine, options)
         self.allocation = ProducerAllocation(self.machine, heap.rank, routing, note_owner, checksum=card.checksum)
@@ -162,12 +168,14 @@ class MappedWorld:
 
         threading.Thread(target=wait, name="nanokv-guest", daemon=True).start()
 
-    def __del__(self) -> None:
-        connection = getattr(self, "_connection", None)
-        if connection is not None and os.getpid() == self._process:
+    def _end(self) -> None:
+        if os.getpid() == self._process:  # a child of a fork has a copy of the descriptor, and no say
             with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-            connection.close()
+                self._connection.shutdown(socket.SHUT_RDWR)
+            self._connection.close()
+
+    def __del__(self) -> None:
+        self._end()
 
 
 class MappedWorlds:
@@ -223,7 +231,9 @@ class MappedWorlds:
                 world = MappedWorld(admitted, card, self._options)
             except (NanoKVError, NoHandshake, OSError) as error:
                 self._not_before[card.incarnation] = time.monotonic() + REFUSED_SECONDS
-                _log.info("the memory of member %s is not mapped, its objects go over the wire: %s", card.member, error)
+                _log.info(
+                    "the memory of member %s is not mapped, its objects go over the wire: %s", card.member, str(error)
+                )
                 return None
             self._worlds[card.incarnation] = world
         world.watch(lambda: self.forget(card.incarnation))

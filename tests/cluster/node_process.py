@@ -8,7 +8,9 @@ import torch
 import nanokv
 from nanokv.check.command_process import Commands, Program
 from nanokv.cluster import NanoKVCluster
+from nanokv.device.protocol.status import Status
 from nanokv.errors import NanoKVError
+from nanokv.transfer.descriptors import what_of
 
 from .conftest import HEAP_BYTES, PAGE, PATIENCE
 
@@ -48,6 +50,16 @@ class NodeCommands(Commands):
         return self._cluster.put_many(
             keys, [value_of(key, nbytes) for key in keys], preferred_segment=(node, None)
         ).count(None)
+
+    def begin(self, key: str, nbytes: int, node: str) -> bool:
+        """Begin to put bytes in the memory of a node, which this one has mapped, and leave them unfinished."""
+        member = self._cluster.member
+        world = member.mapped[member.nodes[node]]
+        what = what_of(torch.uint8, torch.Size((nbytes,)))
+        self._kept = world  # or it would be no guest any more
+        begun = world.allocation.begin(self._cluster.digest(key), nbytes, None, what.descriptor, plan=False)
+        world.machine.enter(0)  # as amid a step that moves pages
+        return begun.status == Status.OK
 
     def put_forever(self, prefix: str, nbytes: int, node: str) -> None:
         """Put until the process is killed."""

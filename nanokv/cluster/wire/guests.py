@@ -46,6 +46,7 @@ _TAG = 32
 _ADMITTED = struct.Struct("<qqq")  # number, incarnation, offset of the clock
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 PROOF_SECONDS = 5.0  #: by then a guest must have sent its PROOF
+_REST = 0.01  #: seconds after what should not happen
 
 
 def user_of(made: socket.socket) -> tuple[int, int]:
@@ -106,21 +107,28 @@ class Doors:
 
     def _run(self) -> None:
         while not (self._closing and not self._there and not self._new):
-            strangers = any(not each.number for each in self._there.values())
-            for descriptor, _ in self._epoll.poll(PROOF_SECONDS if strangers else None):
-                if descriptor == self._wake:
-                    os.eventfd_read(self._wake)
-                elif (each := self._there.get(descriptor)) is not None:
-                    self._look_at(each, descriptor)
-            self._take_new()
-            for each in set(self._there.values()):
-                if not each.number and (self._closing or time.monotonic() >= each.since + PROOF_SECONDS):
-                    self._drop(each, "it sent no proof")
-                elif self._closing:
-                    with contextlib.suppress(OSError):
-                        each.socket.shutdown(socket.SHUT_WR)  # it sees the end, and ends its own side when it is done
+            try:
+                self._turn()
+            except Exception:  # of one guest: the others go on
+                _log.exception("a turn of the thread that lets guests in has failed")
+                time.sleep(_REST)
         self._epoll.close()
         os.close(self._wake)
+
+    def _turn(self) -> None:
+        strangers = any(not each.number for each in self._there.values())
+        for descriptor, _ in self._epoll.poll(PROOF_SECONDS if strangers else None):
+            if descriptor == self._wake:
+                os.eventfd_read(self._wake)
+            elif (each := self._there.get(descriptor)) is not None:
+                self._look_at(each, descriptor)
+        self._take_new()
+        for each in set(self._there.values()):
+            if not each.number and (self._closing or time.monotonic() >= each.since + PROOF_SECONDS):
+                self._drop(each, "it sent no proof")
+            elif self._closing:
+                with contextlib.suppress(OSError):
+                    each.socket.shutdown(socket.SHUT_WR)  # it sees the end, and ends its own side when it is done
 
     def _take_new(self) -> None:
         with self._lock:

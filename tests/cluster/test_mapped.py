@@ -1,0 +1,264 @@
+"""Nodes of one host that map each other's memory: who is let in, who is not, and what is left when one ends."""
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import nanokv
+from nanokv.cluster import NanoKVCluster, mapped
+from nanokv.cluster.messages.sealed import Sender
+from nanokv.cluster.wire import guests
+from nanokv.cluster.wire.handshake import GUEST, WELCOME_BYTES, Greeting
+from nanokv.device.segment.geometry import Geometry
+from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
+from nanokv.heap.local import LocalWorld
+from tests.support.faults import Calls, Limits
+from tests.support.forks import check_refused
+from tests.support.until import until
+
+from .conftest import PAGE, MakeCluster, key_of
+from .node_process import NodeProcess, value_of
+
+VALUE = torch.arange(5000)
+StartNode = Callable[..., NodeProcess]
+
+
+@pytest.fixture
+def link() -> str:
+    """Nodes let each other in."""
+    return "mapped"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[StartNode]:
+    """Starts nodes in processes of their own, which let guests in."""
+    made: list[NodeProcess] = []
+
+    def another(node: str, **options: Any) -> NodeProcess:
+        made.append(NodeProcess(node, f"file://{tmp_path}/cluster", {"guests": 4}, **options))
+        return made[-1]
+
+    yield another
+    for node in made:
+        node.kill()
+
+
+def exchange(one: NanoKVCluster, two: NanoKVCluster, name: str = "key") -> None:
+    """An object of each, read by the other."""
+    for a, b in ((one, two), (two, one)):
+        key = f"{name} of {a.node}"
+        a.put(key, VALUE, preferred_segment=(b.node, None))
+        assert torch.equal(a.get(key), VALUE) and torch.equal(b.world.get(key), VALUE)
+        a.remove(key)
+
+
+def way(one: NanoKVCluster, two: NanoKVCluster) -> str:
+    """How one reaches the other."""
+    found: str = one.stats()["ways"][two.node]
+    return found
+
+
+# --- who is let in ---
+def test_who_lets_guests_in_is_mapped(make_cluster: MakeCluster) -> None:
+    (one,) = make_cluster(1)
+    (none,) = make_cluster(1, world={"guests": 0})
+    (other,) = make_cluster(1, maps=False)
+    until(lambda: all(len(each.nodes) == 3 for each in (one, none, other)))
+    for two in (none, other):
+        exchange(one, two)
+    assert way(none, one) == "mapped" == way(one, other)
+    assert way(one, none).startswith("wire: unix:") and way(other, one).startswith("wire: unix:")
+    assert [each.stats()["guests"] for each in (one, none, other)] == [1, 0, 2]
+
+
+def test_a_guest_that_leaves_makes_room_for_another(
+    make_cluster: MakeCluster, limits: Limits, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits(mapped, REFUSED_SECONDS=0.5)
+    caplog.set_level(logging.INFO)
+    (owner,) = make_cluster(1, world={"guests": 1})
+    first, second = make_cluster(2, world={"guests": 0})
+    for each in (first, second):
+        exchange(each, owner, each.node)
+    assert way(first, owner) == "mapped" and way(second, owner).startswith("wire")
+    assert "n0.0 is not mapped, its objects go over the wire: it has as many guests as it takes" in caplog.text
+    assert owner.stats()["messages_dropped_stranger"] == 1 and "guests=1, and all are there" in caplog.text
+    first.close()
+    until(lambda: owner.stats()["guests"] == 0 and second.nodes == ["n0", "n2"])
+
+    def is_mapped() -> bool:
+        exchange(second, owner, "again")
+        return way(second, owner) == "mapped"
+
+    until(is_mapped)
+    activity = owner.world.engine.machine.activity(0)
+    assert activity["incarnation"].tolist() == [1, 2]  # the rank, and the two guests of one number
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value", "says"),
+    [
+        (guests, "user_of", (0, 65533), "it has as many guests as it takes, or runs as another user"),
+        (mapped, "machine_of", HeapUnavailable("no memory"), "no memory"),
+        (Geometry, "mismatch", "layout version 9", "segment 0: layout version 9"),
+    ],
+)
+def test_who_is_refused_takes_the_wire(
+    make_cluster: MakeCluster,
+    calls: Calls,
+    caplog: pytest.LogCaptureFixture,
+    owner: Any,
+    name: str,
+    value: Any,
+    says: str,
+) -> None:
+    caplog.set_level(logging.INFO)
+    one, two = make_cluster(2)
+    if isinstance(value, Exception):
+        calls.fail(owner, name, value)
+    else:
+        calls.answer(owner, name, value)
+    one.put("key", VALUE, preferred_segment=(two.node, None))
+    calls.go_on()
+    assert way(one, two).startswith("wire") and torch.equal(two.world.get("key"), VALUE)
+    assert says in caplog.text
+    until(lambda: two.stats()["guests"] == 0)
+
+
+def test_another_time_namespace_is_refused(make_cluster: MakeCluster, calls: Calls) -> None:
+    offsets = iter([7, 0])
+    one, two = make_cluster(2)
+    calls.instead(guests, "offset_ns", lambda: next(offsets))
+    one.put("key", VALUE, preferred_segment=(two.node, None))
+    assert way(one, two).startswith("wire")
+
+
+def test_nobody_gets_the_memory_without_a_proof(make_cluster: MakeCluster) -> None:
+    (owner,) = make_cluster(1)
+    server, secret = owner.member.server, owner.member.membership.secret()
+    me, to = Sender("n9.0", 5), Sender("n0.0", owner.member.incarnation)
+    hello = Greeting(secret, me, to, GUEST).hello
+    for proof in (b"", bytes(32), hello[:32]):
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as made:
+            made.settimeout(20.0)
+            made.connect(f"\0{server.local.removeprefix('unix:')}")
+            made.sendall(hello)  # the same each time: as one that was recorded
+            assert len(made.recv(WELCOME_BYTES, socket.MSG_WAITALL)) == WELCOME_BYTES
+            made.sendall(proof)
+            made.shutdown(socket.SHUT_WR)
+            said, given, _, _ = socket.recv_fds(made, 1024, 4)
+            assert (said, given) == (b"", [])
+    with contextlib.closing(socket.create_connection(("127.0.0.1", int(server.address.rpartition(":")[2])))) as made:
+        made.settimeout(20.0)
+        made.sendall(hello)  # not over TCP: no descriptor goes there
+        assert made.recv(1) == b""
+    until(lambda: owner.stats()["messages_dropped_stranger"] == 4)
+    assert owner.stats()["guests"] == 0
+
+
+def test_the_memory_has_the_size_that_it_has() -> None:
+    with nanokv.NanoKVCache(1 << 20, page_bytes=PAGE, guests=1) as world:
+        heap = world.engine.heap
+        assert isinstance(getattr(heap, "world", None), LocalWorld)
+        with pytest.raises(PermissionError):
+            os.ftruncate(heap.world.memory, 0)  # type: ignore[attr-defined]
+    with pytest.raises(HeapUnavailable, match="it has ended"):
+        heap.world.admit()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"guests": -1}, "guests must be"),
+        ({"guests": 1 << 20}, "guests must be 0 to 1023"),
+        ({"guests": 1, "heap": "shm"}, "guests needs"),
+        ({"guests": 1, "name": "a-world-of-many"}, "guests needs heap='local'"),
+        ({"guests": 1, "alloc": "host"}, "guests needs alloc='device'"),
+    ],
+)
+def test_worlds_that_cannot_have_guests_say_so(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        nanokv.NanoKVCache(1 << 20, page_bytes=PAGE, **options)
+
+
+# --- who ends ---
+def test_a_guest_that_dies_in_the_middle_leaves_nothing(make_cluster: MakeCluster, start: StartNode) -> None:
+    (owner,) = make_cluster(1, heap_bytes=1 << 20)
+    machine = owner.world.engine.machine
+    for run in range(3):
+        guest = start(f"guest{run}")
+        until(lambda: len(owner.nodes) == 2)
+        for i in range(4):
+            assert guest.ask("begin", f"unfinished{i}", 100_000, "n0")
+        row = machine.activity(0)[1]
+        assert row["in_flight0"] + row["in_flight1"] == 8  # each has begun, and is amid a step
+        assert owner.world.stats()["used_pages"] > 0
+        guest.kill()
+        until(lambda: owner.stats()["guests"] == 0)
+        until(lambda: owner.world.stats()["used_pages"] == 0, "what it left to be freed")
+        owner.world.put("unfinished0", VALUE)  # its key is free
+        owner.world.remove("unfinished0")
+        owner.world.flush()
+    assert machine.activity(0)["incarnation"].max() == 1  # each had a number that nobody had before
+
+
+def test_an_owner_that_dies_is_lost_at_once(make_cluster: MakeCluster, start: StartNode) -> None:
+    """Long before its lease ends."""
+    (here,) = make_cluster(1, timeout=1.0)
+    owner = start("far", ttl=600.0)
+    until(lambda: here.nodes == ["far", "n0"])
+    key = key_of(here, "far")
+    here.put(key, VALUE)
+    assert torch.equal(here.get(key), VALUE) and here.stats()["ways"]["far"] == "mapped"
+    owner.kill()
+    until(lambda: here.stats()["ways"]["far"] != "mapped")
+    for call in (here.get, here.exists, here.remove, lambda key: here.put(key, VALUE)):
+        with pytest.raises(PeerLost, match="node far"):
+            call(key)
+    assert here.nodes == ["far", "n0"]
+
+
+def test_an_owner_that_stands_still_delays_nobody(make_cluster: MakeCluster, start: StartNode) -> None:
+    (here,) = make_cluster(1, timeout=1.0)
+    owner = start("far", ttl=600.0)
+    until(lambda: here.nodes == ["far", "n0"])
+    key, other = key_of(here, "far"), key_of(here, "far", "other")
+    here.put(key, VALUE)
+    owner.suspend()
+    assert torch.equal(here.get(key), VALUE)
+    here.put(other, value_of(other, 3000))
+    here.remove(key)
+    owner.resume()
+    assert owner.ask("get", other, 3000) == "right" and owner.ask("get", key, 1) == "none"
+
+
+def test_an_owner_that_leaves_has_its_guests_go(make_cluster: MakeCluster) -> None:
+    one, two = make_cluster(2)
+    exchange(one, two)
+    one.put("key", VALUE, preferred_segment=(two.node, None))
+    node = one.member.nodes[two.node]
+    guest = one.member.mapped[node]  # as a call that is under way
+    two.close()
+    until(lambda: not one.member.mapped.known(node))
+    found = guest.single.get(one.digest("key"))  # it comes to its end
+    assert isinstance(found, torch.Tensor) and torch.equal(found, VALUE)
+    heap = two.world.engine.heap
+    assert heap.alive(1, 1)
+    del guest
+    until(lambda: not heap.alive(1, 1), "the guest's end")
+    assert torch.equal(two.world.get("key"), VALUE)
+
+
+def test_a_child_of_a_fork_is_no_guest(make_cluster: MakeCluster) -> None:
+    one, two = make_cluster(2)
+    exchange(one, two)
+    check_refused({"get": lambda: one.get("key", None), "put": lambda: one.put("key", VALUE)})
+    exchange(one, two)
+    assert way(one, two) == "mapped" and two.stats()["guests"] == 1
