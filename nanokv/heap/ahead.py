@@ -6,19 +6,15 @@ beyond it ready. Nothing depends on it: what it has not come to is reserved by t
 and faulted in when it is used.
 """
 
-import ctypes
-import mmap
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from nanokv.heap.backing import MOST, SHARE
-from nanokv.heap.mapping import POPULATE_WRITE
+from nanokv.heap.mapping import populate
 
 _CHUNK = 4 << 20
 _BUSY, _IDLE = 0.002, 0.05  #: seconds between two looks
-_madvise = ctypes.CDLL(None, use_errno=True).madvise  # without the interpreter's lock, unlike mmap.madvise
-_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Ahead:
@@ -53,10 +49,8 @@ class Ahead:
         if busy and not self._reserve(wanted):
             return False
         while wanted > self._ready and not self._stop.is_set():
-            start = self._base + self._ready
-            begin = start - start % mmap.PAGESIZE
             size = min(_CHUNK, wanted - self._ready)
-            if _madvise(begin, start + size - begin, POPULATE_WRITE):
+            if not populate(self._base + self._ready, size):
                 self._ready = self._end  # an old kernel, or no memory
                 return False
             self._ready += size

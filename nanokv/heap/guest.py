@@ -14,6 +14,10 @@ kernel closes the descriptors of a process when none of its threads runs any mor
 connection last. No child of a fork has the mapping.
 """
 
+import os
+import threading
+import time
+import weakref
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -23,12 +27,16 @@ import torch
 
 from nanokv.device.machines.records import Bell
 from nanokv.device.segment.geometry import Geometry
-from nanokv.device.segment.layout import HEAP_CTL
+from nanokv.device.segment.layout import HEAP_CTL, WORD
 from nanokv.heap.backing import Backing
 from nanokv.heap.base import Liveness
 from nanokv.heap.futex import Doorbell, WorldBell
 from nanokv.heap.local import BELL_BYTES
-from nanokv.heap.mapping import keep_from_children, shared
+from nanokv.heap.mapping import keep_from_children, populate, shared
+
+_BLOCK = 512  #: bytes, of stat(2)
+_CHUNK = 4 << 20  #: bytes, found at a time
+_REST = 0.5  #: seconds between two looks for pages
 
 
 class Admission(NamedTuple):
@@ -71,6 +79,25 @@ class GuestHeap:
         self.bases = [segment.data_ptr() for segment in self._segments]
         at = HEAP_CTL.offsets["closed"]
         self._closed = [raw[at : at + 4].view(np.uint32).data for raw in self._raw]
+        at = HEAP_CTL.offsets["bump_ptr"]
+        self._bumps = [raw[at : at + WORD].view(np.uint64).data for raw in self._raw]
+        # Each process finds each page for itself, when it first uses it, which takes longer than a small put. So a
+        # thread finds those that there are: what producers have used, or all if the owner has faulted them in.
+        payload = geometry.offsets["heap_limit"] - geometry.offsets["heap_base"]
+        self._is_whole = os.fstat(memory).st_blocks * _BLOCK >= self.world_size * payload
+        self._found = [0] * self.world_size  # bytes of each segment
+        threading.Thread(target=_find_pages, args=(weakref.ref(self),), name="nanokv-guest-pages", daemon=True).start()
+
+    def find_some_pages(self) -> float:
+        """Find some of the pages that there are. Returns seconds until there may be more; below 0: never."""
+        for rank, base in enumerate(self.bases):
+            end = self.geometry.offsets["heap_limit"]
+            there = end if self._is_whole else min(int(self._bumps[rank][0]), end)
+            size = min(_CHUNK, there - self._found[rank])
+            if size > 0:
+                self._found[rank] += size if populate(base + self._found[rank], size) else end
+                return 0.0
+        return _REST if min(self._found) < end else -1.0
 
     def segment(self, rank: int) -> torch.Tensor:
         return self._segments[rank]
@@ -105,3 +132,13 @@ class GuestHeap:
 
     def close(self) -> None:
         """Let go of the memory: it stays mapped while something of it is in use."""
+
+
+def _find_pages(heap: "weakref.ref[GuestHeap]") -> None:
+    """Find pages as long as there may be more, and the heap is there."""
+    rest = 0.0
+    while rest >= 0.0:
+        time.sleep(rest)
+        there = heap()
+        rest = -1.0 if there is None else there.find_some_pages()
+        del there
