@@ -17,13 +17,15 @@ _ECHO_BYTES = 64 << 20  #: of bare exchanges: more than the processor's cache ha
 PATIENCE = 30.0  #: seconds: what is slow is measured, not given up
 
 
-def main(note: str, folder: str, link: str, heap_bytes: str, page_bytes: str, places: str, place_bytes: str) -> None:
+def main(
+    note: str, folder: str, link: str, guests: str, heap_bytes: str, page_bytes: str, places: str, place_bytes: str
+) -> None:
     """Join, say where memory lies into which bare transfers may write, and who answers bare exchanges, and stay.
 
     What is put evicts what was put long ago, as in an engine's life.
     """
     take_half(1)
-    world = NanoKVCache(int(heap_bytes), page_bytes=int(page_bytes))
+    world = NanoKVCache(int(heap_bytes), page_bytes=int(page_bytes), guests=int(guests))
     segment = world.engine.heap.host_view(0)
     assert segment is not None
     touched = segment[::_PAGE]

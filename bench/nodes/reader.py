@@ -4,7 +4,7 @@ import ctypes
 import itertools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import CFUNCTYPE, byref, c_int, c_void_p
 from pathlib import Path
@@ -27,7 +27,7 @@ from nanokv.cluster.wire.client import WireClient
 from nanokv.cluster.wire.ways import Ways
 from nanokv.device.fabric.records import ENDED
 from nanokv.device.machines.native_code import fabric_code
-from nanokv.device.machines.records import Words
+from nanokv.device.machines.records import Place, Words
 from nanokv.device.protocol.status import Status
 from nanokv.transfer.host_tensors import native_look
 from nanokv.transfer.object_calls import hashing_record
@@ -114,6 +114,31 @@ class Bare:
             raise TransferFailed(f"a write of {nbytes} bytes: NIXL answered {status}")
 
 
+class Copies:
+    """Copies from and to the memory of another node that is mapped: as `Bare`, without a link."""
+
+    def __init__(self, cluster: NanoKVCluster, node: str, here: int, there: Sequence[int], place_bytes: int) -> None:
+        world, card = cluster.member.mapped[cluster.member.nodes[node]], cluster.member.nodes[node].cards[0]
+        self._world = world  # it stays mapped
+        moved = world.single.payload(Place(0, 0, 0, 0, 1)).data_ptr() - card.bases[0]
+        self._here, self._there, self._next, self._part = here, [at + moved for at in there], 0, place_bytes
+
+    def _parts(self, nbytes: int) -> Iterator[tuple[int, int, int]]:
+        for at in range(0, nbytes, self._part):
+            yield self._here + at, self._there[self._next], min(self._part, nbytes - at)
+            self._next = (self._next + 1) % len(self._there)
+
+    def read(self, nbytes: int) -> None:
+        """Copy so many bytes to this process."""
+        for here, there, size in self._parts(nbytes):
+            ctypes.memmove(here, there, size)
+
+    def write(self, nbytes: int) -> None:
+        """Copy so many bytes to the other one."""
+        for here, there, size in self._parts(nbytes):
+            ctypes.memmove(there, here, size)
+
+
 # --- the reader -------------------------------------------------------------------------------
 LINE = 64
 BATCH = 256
@@ -179,11 +204,14 @@ class NodeReader(Commands):
         self._owner_pid: int = owner["pid"]
         self._echo = Echo(owner["echo"][0 if way.is_near else 1], self._memory.data_ptr())
         self.bare: Bare | None = None
+        self.copies: Copies | None = None
         if way.link == "nixl":
             self.bare = Bare(self.warm, NODE, self._memory.data_ptr(), owner["places"], place_bytes)
         self._count = 0
         while len(self.cold.nodes) < len(self.warm.nodes) or len(self.warm.nodes) < NODES:
             time.sleep(0.01)
+        if way.is_mapped:
+            self.copies = Copies(self.warm, NODE, self._memory.data_ptr(), owner["places"], place_bytes)
 
     def _keys(self, what: str, count: int) -> list[str]:
         """Keys whose home is the owner: a reader that knows nothing asks it first."""
@@ -206,7 +234,9 @@ class NodeReader(Commands):
             return ReadWay(lambda i: cluster.get(keys[i]), lambda got: bool(got[-1] == 1))
 
         def bare(rounds: int) -> ReadWay:
-            small, read = nbytes <= KIB, self.bare
+            small, read, copies = nbytes <= KIB, self.bare, self.copies
+            if copies is not None:
+                return ReadWay(lambda i: copies.read(nbytes))
             if read is None:
                 return ReadWay(lambda i: self._echo.exchange(ANSWER, nbytes))
             return ReadWay(lambda i: read.read(LINE if small else nbytes, rounds if small else 1))
@@ -232,7 +262,9 @@ class NodeReader(Commands):
 
     def _send(self, nbytes: int) -> None:
         """Bring bytes to the owner, and hear that they are there."""
-        if self.bare is None:
+        if self.copies is not None:
+            self.copies.write(nbytes)
+        elif self.bare is None:
             self._echo.exchange(nbytes, ANSWER)
         else:
             self.bare.write(nbytes)
@@ -264,7 +296,9 @@ class NodeReader(Commands):
 
     def _receive(self, nbytes: int) -> None:
         """Bring bytes from the owner."""
-        if self.bare is None:
+        if self.copies is not None:
+            self.copies.read(nbytes)
+        elif self.bare is None:
             self._echo.exchange(ANSWER, nbytes)
         else:
             self.bare.read(nbytes)

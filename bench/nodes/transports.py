@@ -14,15 +14,23 @@ class Transport(NamedTuple):
         link: as of `ClusterOptions`.
         environment: of both processes.
         is_near: over the wire: by the UNIX socket. Else both behave as on two hosts, and take TCP.
+        is_mapped: the nodes that call have mapped the owner's memory.
     """
 
     link: str
     environment: Mapping[str, str]
     is_near: bool = True
+    is_mapped: bool = False
+
+    @property
+    def guests(self) -> int:
+        """How many the owner lets in."""
+        return 2 if self.is_mapped else 0
 
 
 #: by name
 TRANSPORTS: Mapping[str, Transport] = {
+    "mapped memory": Transport("wire", {}, is_mapped=True),
     "wire, UNIX socket": Transport("wire", {}),
     "wire, TCP": Transport("wire", {}, is_near=False),
     "NIXL, shared memory": Transport("nixl", {"UCX_TLS": "tcp,sm,self"} | _QUIET),

@@ -1,4 +1,4 @@
-"""NanoKV between two nodes of a cluster: over the wire, and over NIXL."""
+"""NanoKV between two nodes of a cluster: in mapped memory, over the wire, and over NIXL."""
 
 import itertools
 import os
@@ -38,7 +38,7 @@ class _NanoKVCluster(System):
         members.mkdir()
         page = max(self.ring.size, _PAGE)
         heap = (self.ring.slots + 2) * page + 64 * MIB
-        arguments: list[int | str] = [str(members), way.link, heap, page, 0, page]
+        arguments: list[int | str] = [str(members), way.link, way.guests, heap, page, 0, page]
         Ours("nanokv.bench.nodes.owner", folder, self.stack, arguments, way.environment).note()
         world = self.stack.enter_context(NanoKVCache(_SMALL_HEAP, page_bytes=_PAGE))
         cluster = NanoKVCluster(world, f"file://{members}", node="client", timeout=PATIENCE, link=way.link)
@@ -69,6 +69,21 @@ class _NanoKVCluster(System):
 
     def exists_many(self, keys: Sequence[str]) -> Sequence[bool]:
         return self._cluster.exists_many(keys)
+
+
+class NanoKVClusterMapped(_NanoKVCluster):
+    """In the owner's memory, which this process has mapped: as between processes of a host and a user."""
+
+    name = "NanoKV cluster, mapped memory"
+    transport = "mapped memory"
+    guarantees = Guarantees(
+        keys="yes, hashed in the call",
+        allocation="by the caller, in the owner's memory",
+        process="the memory is another process's, which need not run",
+        copies="one: out of the caller's memory, and into the object",
+        checksum="off, as by default",
+        promise="every node can get the object, which has one copy; torn reads are noticed and repeated",
+    )
 
 
 class NanoKVClusterTCP(_NanoKVCluster):

@@ -7,7 +7,12 @@ from nanokv.bench.peers.gloo import Gloo
 from nanokv.bench.peers.lmcache import LMCache
 from nanokv.bench.peers.mooncake import MooncakeSharedMemory, MooncakeTCP
 from nanokv.bench.peers.nanokv import NanoKV
-from nanokv.bench.peers.nanokv_cluster import NanoKVClusterNixl, NanoKVClusterTCP, NanoKVClusterUnix
+from nanokv.bench.peers.nanokv_cluster import (
+    NanoKVClusterMapped,
+    NanoKVClusterNixl,
+    NanoKVClusterTCP,
+    NanoKVClusterUnix,
+)
 from nanokv.bench.peers.nanokv_mooncake import NanoKVAsMooncake
 from nanokv.bench.peers.nixl import NixlNewHandle, NixlReusedHandle
 from nanokv.bench.peers.redis import Redis
@@ -18,6 +23,7 @@ SYSTEMS: dict[str, type[System]] = {
     for one in (
         NanoKV,
         NanoKVAsMooncake,
+        NanoKVClusterMapped,
         NanoKVClusterTCP,
         NanoKVClusterUnix,
         NanoKVClusterNixl,

@@ -70,8 +70,9 @@ QUESTION = Question(
     "as many bytes and an answer of 64, beside a get 64 and as many bytes. Over NIXL, each transfer made anew: beside "
     "a get of 1 KiB four reads of 64 B, or two where events have told the location; beside a larger one one read of as "
     "many bytes; beside a put a write of as many bytes, which nobody could fence, and an exchange of 64 bytes by a "
-    "socket. Bare bytes go to 64 MiB in turn, as objects lie in different places. A get_many goes into the rows of a "
-    "tensor, or (new tensors) returns a list. What is put evicts what was put before.",
+    "socket. In mapped memory: one copy of as many bytes. Bare bytes go to 64 MiB in turn, as objects lie in different "
+    "places. A get_many goes into the rows of a tensor, or (new tensors) returns a list. What is put evicts what was "
+    "put before.",
     beside=("system", "the bytes alone"),
     why_not=why_not,
 )

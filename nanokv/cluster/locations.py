@@ -19,6 +19,7 @@ from nanokv.device.machines.records import Words
 from nanokv.types import KeyDigest
 
 _UNKNOWN = 0
+_STORED = 1  #: `LOCATION.node` in an event
 
 
 class Locations:
@@ -65,6 +66,16 @@ class Locations:
         if self._is_kept:
             with self._lock:
                 self._learn_put(self._address, self._mask, pull, pull + PULLED_AT, 1, self._number(world))
+
+    def learn_keys(self, world: WorldId, keys: Words, nbytes: int) -> None:
+        """Learn in which world objects of one size are that this process has put: int64 [n, 2].
+
+        Where there is not learnt, so a reader over a link finds nothing at the place that is told, and looks anew.
+        """
+        if self._is_kept and len(keys):
+            rows = np.zeros(len(keys), LOCATION.dtype)
+            rows["key_hash"], rows["key_check"], rows["node"], rows["nbytes"] = keys[:, 0], keys[:, 1], _STORED, nbytes
+            self.learn(world, rows)
 
     def learn_headers(self, world: WorldId, rank: int, first: int, headers: Words) -> None:
         """Learn the objects of copied headers, of the slots from `first` on. headers: int64 [n, 8]."""

@@ -22,19 +22,19 @@ from nanokv.allocation.routing import Routing
 from nanokv.cache.engine import machine_of, noting_owners
 from nanokv.cluster.card import Card, WorldId
 from nanokv.cluster.counts import MemberCounts
-from nanokv.cluster.fetched import FetchedTensors, Got
+from nanokv.cluster.fetched import FetchedObjects, FetchedTensors, Got
 from nanokv.cluster.locations import Locations
 from nanokv.cluster.messages.sealed import Sender
-from nanokv.cluster.nodes import Node
+from nanokv.cluster.nodes import Node, Nodes
 from nanokv.cluster.patience import Patience
 from nanokv.cluster.pull_message import Records
 from nanokv.cluster.serving import HEADERS_AT_ONCE
+from nanokv.cluster.staging import Staging
 from nanokv.cluster.statuses import is_one_of
 from nanokv.cluster.transfers import Take
 from nanokv.cluster.wire.guests import Admitted, enter
 from nanokv.cluster.wire.handshake import NoHandshake
 from nanokv.config import Options
-from nanokv.device.fabric.locations import LOCATION
 from nanokv.device.fabric.records import PULLED
 from nanokv.device.machines.records import NO_TERMS, Terms, What, Words
 from nanokv.device.protocol.status import Status
@@ -55,9 +55,9 @@ _seldom = Seldom(_log)
 
 _OK, _MISS, _TORN, _FULL = (int(Status[name]) for name in ("OK", "MISS", "TORN", "FULL"))
 _AGAIN = (_TORN, int(Status.BUSY))
+_ALIGN = 16  #: bytes: an element of the widest dtype
 ENTER_SECONDS = 1.0  #: for which a first call waits until it is let in
 REFUSED_SECONDS = 30.0  #: after which a member is asked again that has not let this process in
-_HERE = 1  #: LOCATION.node of an object that was stored
 
 
 class StatusCalls:
@@ -253,8 +253,8 @@ class MappedWorlds:
 class MappedGets:
     """`transfers.Gets` of nodes that are mapped."""
 
-    def __init__(self, worlds: MappedWorlds, counts: MemberCounts) -> None:
-        self._worlds, self._counts = worlds, counts
+    def __init__(self, worlds: MappedWorlds, staging: Staging, counts: MemberCounts) -> None:
+        self._worlds, self._staging, self._counts = worlds, staging, counts
 
     def get(self, node: Node, key: KeyDigest, patience: Patience, into: torch.Tensor | None = None) -> Got | int:
         """See `Gets`."""
@@ -293,14 +293,28 @@ class MappedGets:
         return np.where(self.find_each(node, keys, patience) == _OK, _OK, _MISS)
 
     def get_each(self, node: Node, keys: Words, patience: Patience, take: Take, *, known: bool = False) -> Words:
-        """See `Gets`."""
-        world = self._worlds[node]
-        found = world.batched.get(Digests.own(keys))
-        statuses = np.array([each if isinstance(each, int) else _OK for each in found], np.int64)
-        tensors = [each for each in found if not isinstance(each, int)]
-        if tensors:
-            self._counts.read(len(tensors), sum(each.nbytes for each in tensors))
-            take(np.flatnonzero(statuses == _OK), FetchedTensors(tensors))
+        """See `Gets`. Objects of one kind are read together: those like the first one."""
+        world, statuses = self._worlds[node], self.find_each(node, keys, patience)
+        there = np.flatnonzero(statuses == _OK)
+        first = world.allocation.locate(KeyDigest._make(keys[there[0]].tolist())) if len(there) > 1 else None
+        if first is not None and first.status == _OK and first.place.nbytes:
+            what = What.of(first.place.nbytes, first.descriptor)
+            step = -(-what.nbytes // _ALIGN) * _ALIGN
+            room, starts = self._staging.room(step * len(there)), np.arange(len(there)) * step
+            found = world.machine.get_each(np.ascontiguousarray(keys[there]), room.address + starts, what)
+            good = found == _OK
+            count = int(good.sum())
+            if count:
+                self._counts.read(count, count * what.nbytes)
+                descriptors = np.tile(np.array(what.descriptor, np.int64), (count, 1))
+                take(there[good], FetchedObjects(room, np.full(count, what.nbytes), starts[good], descriptors))
+            there = there[~good]
+        for i in there.tolist():  # of another kind, or replaced meanwhile
+            got = self.get(node, KeyDigest._make(keys[i].tolist()), patience)
+            statuses[i] = _OK if isinstance(got, Got) else got
+            if isinstance(got, Got):
+                assert isinstance(got.data, torch.Tensor)
+                take(np.array([i]), FetchedTensors([got.data]))
         return statuses
 
     def get_into_each(
@@ -331,14 +345,10 @@ class MappedGets:
 
 
 class MappedPuts:
-    """`transfers.Puts` of nodes that are mapped.
+    """`transfers.Puts` of nodes that are mapped."""
 
-    Args:
-        is_home: whether a node is the home of a key.
-    """
-
-    def __init__(self, worlds: MappedWorlds, locations: Locations, is_home: Callable[[Node, KeyDigest], bool]) -> None:
-        self._worlds, self._locations, self._is_home = worlds, locations, is_home
+    def __init__(self, worlds: MappedWorlds, locations: Locations, nodes: Nodes) -> None:
+        self._worlds, self._locations, self._nodes = worlds, locations, nodes
 
     def put(
         self, node: Node, key: KeyDigest, tensor: torch.Tensor, rank: int | None, terms: Terms, patience: Patience
@@ -349,8 +359,8 @@ class MappedPuts:
             status = world.put(key, tensor) if rank is None else world.put(key, tensor, preferred_segment=rank)
         else:
             status = world.single.put(key, tensor, rank, terms)
-        if not status and not self._is_home(node, key):
-            self._learn(world, [key])
+        if not status and self._nodes.homes[0].of(key) != node.name:
+            self._locations.learn_keys(world.world, np.array([key], np.int64), tensor.nbytes)
         return status or _OK
 
     def put_each(
@@ -370,22 +380,15 @@ class MappedPuts:
             if isinstance(outcome, NanoKVError):  # it is answered FULL, as over the wire
                 _seldom.warn(type(outcome).__name__, f"no room could be made on node {node.name}: {outcome}")
             answers["status"][i] = _FULL if isinstance(outcome, NanoKVError) else outcome
-        put = map(KeyDigest._make, keys[answers["status"] == _OK].tolist())
-        self._learn(world, [key for key in put if not self._is_home(node, key)])
+        homes = self._nodes.homes[0]
+        away = np.array(homes.nodes)[homes.of_each(keys)] != node.name
+        learnt = np.flatnonzero((answers["status"] == _OK) & away)
+        sizes = np.array([tensors[i].nbytes for i in learnt.tolist()], np.int64)
+        for size in np.unique(sizes).tolist():
+            self._locations.learn_keys(world.world, keys[learnt[sizes == size]], size)
         return answers
 
     def remove_each(self, node: Node, keys: Words, patience: Patience) -> Words:
         """See `Puts`."""
         world = self._worlds[node]
         return world.allocation.remove_each(Digests.own(keys))
-
-    def _learn(self, world: MappedWorld, keys: Sequence[KeyDigest]) -> None:
-        """Note where objects lie that are not at their home: of those only events tell, some milliseconds later."""
-        rows = []
-        for key in keys:
-            status, place, _ = world.allocation.locate(key)
-            if status == _OK:
-                rows.append((*key, _HERE, place.owner, place.slot, place.epoch, place.payload, place.nbytes, 0))
-        if rows:
-            words = np.array(rows, np.int64)
-            self._locations.learn(world.world, words.view(LOCATION.dtype).reshape(-1))

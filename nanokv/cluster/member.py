@@ -220,8 +220,8 @@ class Member:
         self.locations, self.counts = Locations(self._options.locations), MemberCounts()
         self._wire_gets = WireGets(ways, self.staging, self.locations, self.counts, engine.hasher)
         self._wire_puts = WirePuts(ways, self.locations, engine.hasher)
-        self._mapped_gets = MappedGets(self.mapped, self.counts)
-        self._mapped_puts = MappedPuts(self.mapped, self.locations, self.nodes.is_home)
+        self._mapped_gets = MappedGets(self.mapped, self.staging, self.counts)
+        self._mapped_puts = MappedPuts(self.mapped, self.locations, self.nodes)
         self.link_gets: RemoteGets | None = None
         self.link_puts: RemotePuts | None = None
         self.puller: Puller | None = None

@@ -18,7 +18,6 @@ from nanokv.cluster.place import why_unreachable
 from nanokv.cluster.remote_world import RemoteWorld
 from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError, PeerLost
-from nanokv.types import KeyDigest
 
 _log = logging.getLogger("nanokv.cluster")
 
@@ -300,10 +299,6 @@ class Nodes:
     def others(self) -> list[Node]:
         """All nodes but this one."""
         return list(self._nodes.values())
-
-    def is_home(self, node: Node, key: KeyDigest) -> bool:
-        """Whether a node is the home of a key."""
-        return self.homes[0].of(key) == node.name
 
     def find(self, name: str) -> Node | None:
         """A node other than this one; None if there is none of the name (any more)."""
