@@ -72,7 +72,7 @@ class _NanoKVCluster(System):
 
 
 class NanoKVClusterMapped(_NanoKVCluster):
-    """In the owner's memory, which this process has mapped: as between processes of a host and a user."""
+    """Objects in the owner's memory, which this process has mapped: as between processes of a host and a user."""
 
     name = "NanoKV cluster, mapped memory"
     transport = "mapped memory"

@@ -1,4 +1,5 @@
-"""Many hosts as one cache: `NanoKVCluster` (docs/cluster.md). Objects go over the wire, or over a link.
+"""Many hosts as one cache: `NanoKVCluster` (docs/cluster.md). Objects go over the wire, over a link, or by
+memory that is mapped.
 
 cluster     the public class; `paged`: an engine's paged cache across nodes
 options     its options
@@ -8,8 +9,9 @@ card        what a member tells the others of itself; `place`: the host where it
 nodes       the nodes as this process knows them, and the way to each
 homes       which node a key belongs to
 at_once     threads that ask several nodes; `patience`: how long one call waits for them
+mapped      memory of other nodes of this host, which is mapped
 wire        sockets of NanoKV's own: puts, gets, removals and questions, each one exchange
-transfers   what gets from other nodes, and puts to them, over the wire or over a link
+transfers   what gets from other nodes, and puts to them, over the wire, over a link, or in mapped memory
 links       moving bytes: NIXL, Mooncake's transfer engine; `listening`: the ports that they open
 staging     registered memory, and what late transfers may write to; `workspace`: that of one get
 reading     gets over a link; `rounds`: its transfers; `remote_world`: what they need to know of a node;

@@ -10,6 +10,7 @@ A provider has `attach(spec, rank, **options)` and `why_not()`:
 They use:
 
     base, world_spec    the contract of a heap; the world that a rank asks for
+    guest               segments of another process, as one maps them that is no rank (local)
     futex               how pollers and waiting ranks sleep on a word, and are woken
     mapping             segments in host memory (local, shm)
     backing             memory of a lazy segment, reserved before it is written; and

@@ -21,7 +21,7 @@ PATIENCE = 10.0  #: seconds for a node: far above the usual
 PAGE = 4096
 HEAP_BYTES = 4 << 20
 #: of `ClusterOptions.link`, where it is another name
-_LINKS = {"mapped": "wire", "nixl alone": "nixl"}
+LINKS = {"mapped": "wire", "nixl alone": "nixl"}
 MakeCluster = Callable[..., list[NanoKVCluster]]
 
 
@@ -64,7 +64,7 @@ def make_cluster(link: str, tmp_path: Path) -> Iterator[MakeCluster]:
             guests = {"guests": 8} if link == "mapped" else {}
             cache = nanokv.NanoKVCache(heap_bytes, page_bytes=PAGE, **(guests | (world or {})))
             number = len(members) + i
-            usual = {"node": f"n{number}", "ttl": 2.0, "timeout": PATIENCE, "link": _LINKS.get(link, link)}
+            usual = {"node": f"n{number}", "ttl": 2.0, "timeout": PATIENCE, "link": LINKS.get(link, link)}
             with serves_nothing() if link == "nixl alone" else contextlib.nullcontext():
                 made.append(NanoKVCluster(cache, url, **(usual | options)))
         members.extend(made)

@@ -31,7 +31,7 @@ from tests.support.faults import Calls
 from tests.support.needed import leave_out
 from tests.support.until import until
 
-from .conftest import HEAP_BYTES, PAGE, MakeCluster, key_of
+from .conftest import HEAP_BYTES, LINKS, PAGE, MakeCluster, key_of
 from .network import Network, over_link
 
 TENSORS = [
@@ -463,7 +463,7 @@ def test_two_ranks_of_a_world(make_cluster: MakeCluster, link: str, shm_name: st
     with ThreadPoolExecutor(2) as pool:
         ranks = list(pool.map(attach, range(2)))
     url = f"file://{tmp_path}/cluster"
-    inside = [NanoKVCluster(rank, url, node="pair", ttl=2.0, link=link.split(maxsplit=1)[0]) for rank in ranks]
+    inside = [NanoKVCluster(rank, url, node="pair", ttl=2.0, link=LINKS.get(link, link)) for rank in ranks]
     until(lambda: outside.nodes == ["n0", "pair"] and len(outside.member.nodes["pair"].cards) == 2)
     outside.put("zero", torch.zeros(9), preferred_segment=("pair", 0))
     outside.put("one", torch.ones(9), preferred_segment=("pair", 1))

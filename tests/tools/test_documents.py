@@ -152,6 +152,7 @@ GPU_BLOCKS = {
 }
 PRELUDES = {
     "import nanokv, torch": "",
+    "import time": "",
     "import torch, triton, triton.language as tl": "",
     "import torch": "",
     "import nanokv": "",

@@ -415,7 +415,7 @@ def connected(address: str, until: float) -> socket.socket:
 
 
 def exactly(made: socket.socket, count: int, until: float) -> bytes:
-    """So many bytes. Raises NoHandshake: the other end has closed."""
+    """Receive so many bytes. Raises NoHandshake: the other end has closed."""
     data = b""
     while len(data) < count:
         made.settimeout(max(until - time.monotonic(), 0.001))

@@ -500,6 +500,7 @@ def _cache(config: "VllmConfig", settings: Settings, layers: Layers, ranks: Rank
         checksum=settings.checksum,
         attach_timeout=settings.attach_timeout,
         on_stale=settings.on_stale,
+        guests=settings.guests,
     )
 
 
