@@ -146,9 +146,8 @@ class NanoKVCluster:
         """Counters of this rank (`NanoKVCache.stats`), and of what it did with other nodes."""
         self._check_open()
         mine = cast("dict[str, Any]", self.world.stats())
-        ways = {node.name: self.member.way(node) for node in self.member.nodes.others()}
-        more = {"node": self.node, "nodes": self.nodes, "registry_away": self.registry_away, "ways": ways}
-        return mine | more | self.member.figures.as_dict()
+        more = {"node": self.node, "nodes": self.nodes, "registry_away": self.registry_away}
+        return mine | more | {"ways": self.member.ways_to_nodes()} | self.member.figures.as_dict()
 
     def register(self, tensor: torch.Tensor) -> None:
         """Let other nodes read the memory of a tensor, so that its rows are put to them without a copy in between.

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from enum import StrEnum
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -256,10 +256,18 @@ class Member:
         found = next(filter(None, (self.ways.way(card) for card in node.cards)), "")
         return f"wire: {found}" if found else "wire"
 
+    def ways_to_nodes(self) -> dict[str, str]:
+        """How each other node is reached, by its name."""
+        return {node.name: self.way(node) for node in self.nodes.others()}
+
     def _serve_others(self) -> None:
         world, options = self._world, self._options
         self.figures = figures = Figures(self.counts, self.staging, self.puller, self.link_puts, self.nodes)
-        handlers = Handlers(world, self.puller, lambda: {**world.stats(), **figures.as_dict()}).handlers()
+
+        def stats() -> dict[str, Any]:
+            return {**world.stats(), **figures.as_dict(), "ways": self.ways_to_nodes()}
+
+        handlers = Handlers(world, self.puller, stats).handlers()
         serve_at = partial(
             WireServer,
             self._served,

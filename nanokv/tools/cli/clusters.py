@@ -10,7 +10,8 @@ from nanokv.errors import InvalidArgument
 from nanokv.tools.cli.output import columns, console, print_json, size
 
 _BREACH, _LEFTOVERS, _UNSEEN = 1, 3, 2
-_NO_CARD: dict[str, Any] = {"node": None, "rank": None, "ranks": 0, "bytes": 0, "link": None, "address": None}
+_NO_CARD: dict[str, Any] = {"node": None, "rank": None, "ranks": 0, "bytes": 0, "link": None}
+_NO_CARD |= {"guests": None, "address": None}
 
 
 def is_cluster(name: str) -> bool:
@@ -53,14 +54,15 @@ def list_members(url: str, as_json: bool) -> None:
             answer = observer.ask(card, Kind.STATS)
             total = card.geometry.world_size * card.geometry.segment_bytes
             known = {"node": card.node, "rank": card.rank, "ranks": card.geometry.world_size, "bytes": total}
-            where = {"link": card.link or "wire", "address": card.wire, "since": card.incarnation / 1e9}
+            where = {"link": card.link or "wire", "guests": card.geometry.guests, "address": card.wire}
+            where["since"] = card.incarnation / 1e9
             rows.append({"name": name, "state": answer if isinstance(answer, str) else "alive"} | known | where)
     if as_json:
         print_json(rows)
         return
     screen = console()
     shown = [_member_row(row) for row in rows]
-    names = ("node", "rank", "ranks", "memory", "link", "address", "state")
+    names = ("node", "rank", "ranks", "memory", "link", "guests", "address", "state")
     for line in columns(screen, names, shown) if shown else ["no members"]:
         screen.print(line, soft_wrap=True)
 
@@ -68,9 +70,9 @@ def list_members(url: str, as_json: bool) -> None:
 def _member_row(row: dict[str, Any]) -> list[str]:
     known = {name: "-" if value is None else str(value) for name, value in row.items()}
     if row["node"] is None:
-        return [row["name"], "-", "-", "-", "-", "-", row["state"]]
+        return [row["name"], "-", "-", "-", "-", "-", "-", row["state"]]
     first = [known[name] for name in ("node", "rank", "ranks")]
-    return [*first, size(row["bytes"]), known["link"], known["address"], row["state"]]
+    return [*first, size(row["bytes"]), known["link"], known["guests"], known["address"], row["state"]]
 
 
 _SHOWN = ("ready", "pinned", "unfinished", "evicted", "refused", "lost", "corrupt")
