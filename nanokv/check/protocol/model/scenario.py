@@ -28,6 +28,7 @@ def small(
     objects: int = 4,
     *,
     ranks: int = 1,
+    guests: int = 0,
     ring: int = 8,
     pins: int = 4,
     shards: int = 1,
@@ -43,6 +44,7 @@ def small(
         ring_slots=ring,
         pin_slots=pins,
         shards=shards,
+        guests=guests,
     )
 
 

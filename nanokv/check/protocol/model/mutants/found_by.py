@@ -127,6 +127,8 @@ FOUND_BY: dict[str, str] = {
     "no-grace": "late/sc: 13.1 46.1 184.2",
     "no-quarantine": "late/sc: 13.1 46.1 184.2",
     "no-word": "acknowledge/sc: 0.1",
+    "guests-unexpected": "guest-late/sc: 0.1 36.1",
+    "guests-unseen": "guest/sc: producer@10",
     "one-look": "swept/sc: producer@25 0.2 1.1 26.1 64.1 103.1 146.1 159.1",
     "no-audit": "swept/sc: producer@10",
     "pins-of-the-dead": "swept-pins/sc: reader@22",

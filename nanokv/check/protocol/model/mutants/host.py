@@ -32,6 +32,33 @@ def _written(headers: Any) -> Any:
     return np.flatnonzero(headers["state"] & STATE_MASK.value == WRITING.value)
 
 
+_expect_all = grace.Grace._expect_all
+
+
+def _expect_ranks(self: Any) -> None:
+    _expect_all(self)
+    self._pending = [(number, inc) for number, inc in self._pending if number < self._heap.world_size]
+
+
+def _deaths_of_ranks(machine: Any, heap: Any) -> int:
+    ranks = machine.activity(heap.rank)["incarnation"].tolist()[: heap.world_size]
+    return sum(inc - heap.alive(rank, inc) for rank, inc in enumerate(ranks) if inc)
+
+
+# --- guests ---
+mutant(
+    "guests-unexpected",
+    "grace periods do not wait for guests",
+    ("guest-late", "guest"),
+    patches=((grace.Grace, "_expect_all", _expect_ranks),),
+)
+mutant(
+    "guests-unseen",
+    "no audit looks for the nodes that dead guests had in their hands",
+    ("guest",),
+    patches=((sweeper, "deaths", _deaths_of_ranks),),
+)
+
 # --- splits ---
 mutant(
     "splits-remembered",

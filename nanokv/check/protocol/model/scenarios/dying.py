@@ -88,6 +88,19 @@ def _swept_puts(world: SmallWorld) -> None:
 
 
 @Scenario(
+    "guest",
+    "the same, and it is a guest that dies: it has no segment, and a number behind the ranks",
+    small(ranks=1, guests=1, objects=3, pages=3),
+    _b_is_there,
+    stored(A, B),
+    mortal=("producer",),
+    hosted=True,
+)
+def _swept_guest(world: SmallWorld) -> None:
+    _swept_puts(world)
+
+
+@Scenario(
     "swept-pins",
     "the sweeper takes away the pins of the dead while others pin",
     small(ranks=2, objects=2),
@@ -164,6 +177,14 @@ Scenario(
     "late",
     "a producer is given up while it writes; another one wants its page",
     small(pages=1, objects=2, ranks=2),
+    _late_is_told,
+    mortal=("late",),
+    hosted=True,
+)(partial(_give_up, plan=False))
+Scenario(
+    "guest-late",
+    "the same for a guest",
+    small(pages=1, objects=2, ranks=1, guests=1),
     _late_is_told,
     mortal=("late",),
     hosted=True,
