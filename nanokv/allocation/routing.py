@@ -7,6 +7,7 @@ import numpy as np
 
 from nanokv.device.machines.records import Words
 from nanokv.device.segment.layout import POSITIVE
+from nanokv.errors import PeerLost
 from nanokv.keys.digests import Digests
 from nanokv.types import KeyDigest
 
@@ -17,11 +18,11 @@ class Routing:
     """Chooses the owner of a new object.
 
     Args:
-        rank: this rank. It lives.
+        rank: this rank. It lives. None: who asks is a guest, and no rank.
         has_gone: rank -> True if it has closed its segment, or ended (`Heap.peer_closed`).
     """
 
-    def __init__(self, world_size: int, rank: int, has_gone: Callable[[int], bool]) -> None:
+    def __init__(self, world_size: int, rank: int | None, has_gone: Callable[[int], bool]) -> None:
         self._world_size = world_size
         self._rank = rank
         self._here: int | None = rank
@@ -60,7 +61,10 @@ class Routing:
         return owners
 
     def _instead(self, key: KeyDigest) -> int:
-        """The rank that gets an object whose home has gone."""
+        """The rank that gets an object whose home has gone. Raises PeerLost to a guest: no rank is there any more."""
         start = (key.key_check & _POSITIVE) // self._world_size
         order = ((start + i) % self._world_size for i in range(self._world_size))
-        return next((rank for rank in order if rank == self._here or not self.has_gone(rank)), self._rank)
+        found = next((rank for rank in order if rank == self._here or not self.has_gone(rank)), self._rank)
+        if found is None:
+            raise PeerLost("all ranks of the world have closed, or ended")
+        return found

@@ -46,7 +46,7 @@ from nanokv.keys.hashing import Hasher
 from nanokv.seldom import Seldom
 from nanokv.transfer.batched import BatchedTransfer
 from nanokv.transfer.descriptors import what_of
-from nanokv.transfer.object_calls import NativeRecords, object_calls
+from nanokv.transfer.object_calls import NativeRecords, checked_segment, object_calls
 from nanokv.transfer.single import TRIES, SingleTransfer
 from nanokv.types import KeyDigest
 
@@ -79,7 +79,7 @@ class StatusCalls:
 
     def put(self, key: KeyDigest, tensor: torch.Tensor, *, preferred_segment: int | None = None) -> int:
         """Store a tensor: a Status; None stands for OK in the answer of a native call."""
-        return self._single.put(key, tensor, preferred_segment)
+        return self._single.put(key, tensor, checked_segment(self.heap, preferred_segment))
 
     def put_refused(self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None, *more: Any) -> int:
         """Store a tensor after a first try was answered FULL by the rank that comes last."""
@@ -148,7 +148,7 @@ class MappedWorld:
             why = geometry.mismatch(self.machine.control(rank))
             if why:
                 raise HeapUnavailable(f"segment {rank}: {why}")
-        routing = Routing(heap.world_size, heap.rank, heap.peer_closed)
+        routing = Routing(heap.world_size, None, heap.peer_closed)
         note_owner = noting_owners(self.machine, options)
         self.allocation = ProducerAllocation(self.machine, heap.rank, routing, note_owner, checksum=card.checksum)
         self.single = SingleTransfer(heap, self.machine, self.allocation, checksum=card.checksum)

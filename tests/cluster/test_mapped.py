@@ -89,7 +89,7 @@ def test_a_guest_that_leaves_makes_room_for_another(
         exchange(each, owner, each.node)
     assert way(first, owner) == "mapped" and way(second, owner).startswith("wire")
     assert "n0.0 is not mapped, its objects go over the wire: it has as many guests as it takes" in caplog.text
-    assert owner.stats()["messages_dropped_stranger"] == 1 and "guests=1, and all are there" in caplog.text
+    assert owner.stats()["messages_dropped_stranger"] >= 1 and "guests=1, and all are there" in caplog.text
     first.close()
     until(lambda: owner.stats()["guests"] == 0 and second.nodes == ["n0", "n2"])
 
@@ -254,6 +254,21 @@ def test_an_owner_that_leaves_has_its_guests_go(make_cluster: MakeCluster) -> No
     del guest
     until(lambda: not heap.alive(1, 1), "the guest's end")
     assert torch.equal(two.world.get("key"), VALUE)
+
+
+def test_nothing_goes_to_a_world_that_has_closed(make_cluster: MakeCluster) -> None:
+    one, two = make_cluster(2)
+    node = one.member.nodes[two.node]
+    guest = one.member.mapped[node]  # as a call that was just about to put
+    two.world.close()
+    keys = one.world.engine.digests(["a", "b"])
+    for put in (guest.put, guest.single.put):
+        with pytest.raises(PeerLost, match="all ranks of the world have closed"):
+            put(keys[0], VALUE) if put is guest.put else put(keys[0], VALUE, None)
+    with pytest.raises(PeerLost):
+        guest.put(keys[0], VALUE, preferred_segment=0)
+    assert all(isinstance(each, PeerLost) for each in guest.batched.put(keys, torch.ones(2, 5), None))
+    assert isinstance(guest.get(keys[0]), int)
 
 
 def test_a_child_of_a_fork_is_no_guest(make_cluster: MakeCluster) -> None:
