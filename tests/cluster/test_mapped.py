@@ -91,7 +91,7 @@ def test_a_guest_that_leaves_makes_room_for_another(
     assert "n0.0 is not mapped, its objects go over the wire: it has as many guests as it takes" in caplog.text
     assert owner.stats()["messages_dropped_stranger"] >= 1 and "guests=1, and all are there" in caplog.text
     first.close()
-    until(lambda: owner.stats()["guests"] == 0 and second.nodes == ["n0", "n2"])
+    until(lambda: owner.stats()["guests"] == 0 and owner.nodes == second.nodes == ["n0", "n2"])
 
     def is_mapped() -> bool:
         exchange(second, owner, "again")
