@@ -211,6 +211,9 @@ class NodeReader(Commands):
         while len(self.cold.nodes) < len(self.warm.nodes) or len(self.warm.nodes) < NODES:
             time.sleep(0.01)
         if way.is_mapped:
+            for cluster in (self.cold, self.warm):
+                while cluster.member.mapped.of(cluster.member.nodes[NODE]) is None:
+                    time.sleep(0.01)
             self.copies = Copies(self.warm, NODE, self._memory.data_ptr(), owner["places"], place_bytes)
 
     def _keys(self, what: str, count: int) -> list[str]:

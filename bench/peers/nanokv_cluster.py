@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import time
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -45,6 +46,8 @@ class _NanoKVCluster(System):
         self._cluster, self._there = self.stack.enter_context(cluster), NODE
         if self._there not in cluster.nodes:
             raise SystemFailed(f"the cluster has the nodes {', '.join(cluster.nodes)}")
+        while way.is_mapped and cluster.member.mapped.of(cluster.member.nodes[self._there]) is None:
+            time.sleep(0.01)
 
     def buffer(self) -> torch.Tensor:
         tensor = super().buffer()

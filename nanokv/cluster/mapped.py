@@ -56,7 +56,7 @@ _seldom = Seldom(_log)
 _OK, _MISS, _TORN, _FULL = (int(Status[name]) for name in ("OK", "MISS", "TORN", "FULL"))
 _AGAIN = (_TORN, int(Status.BUSY))
 _ALIGN = 16  #: bytes: an element of the widest dtype
-ENTER_SECONDS = 1.0  #: for which a first call waits until it is let in
+ENTER_SECONDS = 10.0  #: for which a thread waits until it is let in: meanwhile objects go over the wire
 REFUSED_SECONDS = 30.0  #: after which a member is asked again that has not let this process in
 
 
@@ -196,13 +196,13 @@ class MappedWorlds:
         self._process = os.getpid()
 
     def of(self, node: Node) -> MappedWorld | None:
-        """The mapped world of a node, which is asked to let this process in; None: it is not mapped."""
+        """The mapped world of a node; None: it is not mapped (yet). Where that may be, a thread asks to be let in."""
         for card in node.cards:
             found = self._worlds.get(card.incarnation)
             if found is not None:
                 return found
-            if card.geometry.guests and self._may_enter(card):
-                return self._enter(card)
+            if card.geometry.guests:
+                self._may_enter(card)
         return None
 
     def __getitem__(self, node: Node) -> MappedWorld:
@@ -216,32 +216,41 @@ class MappedWorlds:
         """Whether the world of a node is mapped."""
         return any(card.incarnation in self._worlds for card in node.cards)
 
-    def _may_enter(self, card: Card) -> bool:
-        near = bool(card.local) and bool(self._place) and card.place == self._place
-        return near and time.monotonic() >= self._not_before.get(card.incarnation, 0.0)
+    def _may_enter(self, card: Card) -> None:
+        """Ask a member to let this process in, if it is near, and was not asked just now. Waits for nobody."""
+        now = time.monotonic()
+        if not card.local or card.place != self._place or now < self._not_before.get(card.incarnation, 0.0):
+            return
+        with self._lock:
+            if self._closed or os.getpid() != self._process or now < self._not_before.get(card.incarnation, 0.0):
+                return
+            self._not_before[card.incarnation] = now + REFUSED_SECONDS
+        threading.Thread(target=self._enter, args=(card,), name="nanokv-guest-enters", daemon=True).start()
 
-    def _enter(self, card: Card) -> MappedWorld | None:
-        with self._lock:  # others that want it wait until it is there
-            found = self._worlds.get(card.incarnation)
-            if found is not None or self._closed or os.getpid() != self._process or not self._may_enter(card):
-                return found
-            try:
-                to = Sender(card.member, card.incarnation)
-                admitted = enter(card.local, self._secret, self._me, to, ENTER_SECONDS)
-                world = MappedWorld(admitted, card, self._options)
-            except (NanoKVError, NoHandshake, OSError) as error:
-                self._not_before[card.incarnation] = time.monotonic() + REFUSED_SECONDS
-                _log.info(
-                    "the memory of member %s is not mapped, its objects go over the wire: %s", card.member, str(error)
-                )
-                return None
+    def _enter(self, card: Card) -> None:
+        try:
+            to = Sender(card.member, card.incarnation)
+            admitted = enter(card.local, self._secret, self._me, to, ENTER_SECONDS)
+            world = MappedWorld(admitted, card, self._options)
+        except (NanoKVError, NoHandshake, OSError) as error:
+            why = str(error)
+            _log.info("the memory of member %s is not mapped, its objects go over the wire: %s", card.member, why)
+            return
+        with self._lock:
+            if self._closed:
+                return
             self._worlds[card.incarnation] = world
-        world.watch(lambda: self.forget(card.incarnation))
-        return world
+        world.watch(lambda: self._ended(card.incarnation))
+
+    def _ended(self, incarnation: int) -> None:
+        """The owner has ended, or lets nobody in any more. Calls that work in its memory come to their end."""
+        self._not_before[incarnation] = time.monotonic() + REFUSED_SECONDS
+        self._worlds.pop(incarnation, None)
 
     def forget(self, incarnation: int) -> None:
-        """A process is no member any more, or has ended. Calls that work in its memory come to their end."""
+        """A process is no member any more."""
         self._worlds.pop(incarnation, None)
+        self._not_before.pop(incarnation, None)
 
     def close(self) -> None:
         """Let go of all. Idempotent."""

@@ -50,6 +50,14 @@ def link() -> str:
     return "wire"
 
 
+def map_others(member: NanoKVCluster) -> None:
+    """Wait until a member has mapped all that let it in."""
+    nodes = member.member.nodes.others() if member.options.maps else []
+    for node in nodes:
+        if node.cards[0].geometry.guests:
+            until(lambda: member.member.mapped.of(node) is not None, f"the memory of {node.name}")  # noqa: B023
+
+
 @pytest.fixture
 def make_cluster(link: str, tmp_path: Path) -> Iterator[MakeCluster]:
     """Makes clusters of n nodes, which know each other. After the test each world is checked by fsck, and closed."""
@@ -70,6 +78,9 @@ def make_cluster(link: str, tmp_path: Path) -> Iterator[MakeCluster]:
         members.extend(made)
         living = [member for member in members if not member.closed]
         until(lambda: all(len(member.nodes) == len(living) for member in living), "the membership")
+        if link == "mapped":
+            for member in living:
+                map_others(member)
         return made
 
     yield make

@@ -11,6 +11,7 @@ from nanokv.cluster import NanoKVCluster
 from nanokv.device.protocol.status import Status
 from nanokv.errors import NanoKVError
 from nanokv.transfer.descriptors import what_of
+from tests.support.until import until
 
 from .conftest import HEAP_BYTES, PAGE, PATIENCE
 
@@ -54,6 +55,7 @@ class NodeCommands(Commands):
     def begin(self, key: str, nbytes: int, node: str) -> bool:
         """Begin to put bytes in the memory of a node, which this one has mapped, and leave them unfinished."""
         member = self._cluster.member
+        until(lambda: member.mapped.of(member.nodes[node]) is not None)
         world = member.mapped[member.nodes[node]]
         what = what_of(torch.uint8, torch.Size((nbytes,)))
         self._kept = world  # or it would be no guest any more

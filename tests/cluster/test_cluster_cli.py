@@ -14,7 +14,7 @@ from nanokv.cluster.options import make_cluster_options
 from nanokv.errors import InvalidArgument
 from nanokv.tools.cli import app
 
-from .conftest import MakeCluster, key_of
+from .conftest import MakeCluster, key_of, map_others
 
 runner = CliRunner()
 
@@ -32,6 +32,7 @@ def lines_of(text: str) -> list[list[str]]:
 def test_members_and_what_they_hold(make_cluster: MakeCluster, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/cluster"
     one, two = make_cluster(2, world={"guests": 3})
+    map_others(one)
     for i in range(10):
         one.put(f"k{i}", torch.ones(100), preferred_segment=("n1", 0))
     two.world.flush()

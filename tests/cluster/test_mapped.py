@@ -5,6 +5,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,25 @@ from tests.support.faults import Calls, Limits
 from tests.support.forks import check_refused
 from tests.support.until import until
 
-from .conftest import PAGE, MakeCluster, key_of
+from .conftest import PAGE, MakeCluster, key_of, map_others
 from .node_process import NodeProcess, value_of
 
 VALUE = torch.arange(5000)
+GUESTS = {"guests": 8}
 StartNode = Callable[..., NodeProcess]
 
 
 @pytest.fixture
-def link() -> str:
-    """Nodes let each other in."""
-    return "mapped"
+def make_mapped(make_cluster: MakeCluster) -> MakeCluster:
+    """Makes nodes that let guests in, and are each other's."""
+
+    def make(n: int, **options: Any) -> list[NanoKVCluster]:
+        made = make_cluster(n, world=GUESTS, **options)
+        for member in made:
+            map_others(member)
+        return made
+
+    return make
 
 
 @pytest.fixture
@@ -67,11 +76,14 @@ def way(one: NanoKVCluster, two: NanoKVCluster) -> str:
 
 # --- who is let in ---
 def test_who_lets_guests_in_is_mapped(make_cluster: MakeCluster) -> None:
-    (one,) = make_cluster(1)
-    (none,) = make_cluster(1, world={"guests": 0})
-    (other,) = make_cluster(1, maps=False)
+    (one,) = make_cluster(1, world=GUESTS)
+    (none,) = make_cluster(1)
+    (other,) = make_cluster(1, world=GUESTS, maps=False)
     until(lambda: all(len(each.nodes) == 3 for each in (one, none, other)))
     for two in (none, other):
+        exchange(one, two)
+        map_others(one)
+        map_others(two)
         exchange(one, two)
     assert way(none, one) == "mapped" == way(one, other)
     assert way(one, none).startswith("wire: unix:") and way(other, one).startswith("wire: unix:")
@@ -84,9 +96,11 @@ def test_a_guest_that_leaves_makes_room_for_another(
     limits(mapped, REFUSED_SECONDS=0.5)
     caplog.set_level(logging.INFO)
     (owner,) = make_cluster(1, world={"guests": 1})
-    first, second = make_cluster(2, world={"guests": 0})
+    first, second = make_cluster(2)
+    map_others(first)
     for each in (first, second):
         exchange(each, owner, each.node)
+    until(lambda: "it has as many guests as it takes" in caplog.text)
     assert way(first, owner) == "mapped" and way(second, owner).startswith("wire")
     assert "n0.0 is not mapped, its objects go over the wire: it has as many guests as it takes" in caplog.text
     assert owner.stats()["messages_dropped_stranger"] >= 1 and "guests=1, and all are there" in caplog.text
@@ -120,28 +134,46 @@ def test_who_is_refused_takes_the_wire(
     says: str,
 ) -> None:
     caplog.set_level(logging.INFO)
-    one, two = make_cluster(2)
+    one, two = make_cluster(2, world=GUESTS)
     if isinstance(value, Exception):
         calls.fail(owner, name, value)
     else:
         calls.answer(owner, name, value)
     one.put("key", VALUE, preferred_segment=(two.node, None))
+    until(lambda: says in caplog.text)
     calls.go_on()
     assert way(one, two).startswith("wire") and torch.equal(two.world.get("key"), VALUE)
-    assert says in caplog.text
     until(lambda: two.stats()["guests"] == 0)
 
 
-def test_another_time_namespace_is_refused(make_cluster: MakeCluster, calls: Calls) -> None:
+def test_another_time_namespace_is_refused(
+    make_cluster: MakeCluster, calls: Calls, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     offsets = iter([7, 0])
-    one, two = make_cluster(2)
+    one, two = make_cluster(2, world=GUESTS)
     calls.instead(guests, "offset_ns", lambda: next(offsets))
     one.put("key", VALUE, preferred_segment=(two.node, None))
+    until(lambda: "it lives in another time namespace" in caplog.text)
     assert way(one, two).startswith("wire")
 
 
+def test_an_owner_that_stands_still_delays_no_first_call(
+    make_cluster: MakeCluster, start: StartNode, limits: Limits
+) -> None:
+    """It cannot let anybody in, and no call waits for that."""
+    limits(mapped, ENTER_SECONDS=100_000.0)
+    (here,) = make_cluster(1, timeout=0.3)
+    owner = start("far", ttl=600.0)
+    until(lambda: here.nodes == ["far", "n0"])
+    owner.suspend()
+    with pytest.raises(PeerLost, match="node far"):
+        here.put(key_of(here, "far"), VALUE)
+    owner.resume()
+
+
 def test_nobody_gets_the_memory_without_a_proof(make_cluster: MakeCluster) -> None:
-    (owner,) = make_cluster(1)
+    (owner,) = make_cluster(1, world=GUESTS)
     server, secret = owner.member.server, owner.member.membership.secret()
     me, to = Sender("n9.0", 5), Sender("n0.0", owner.member.incarnation)
     hello = Greeting(secret, me, to, GUEST).hello
@@ -190,7 +222,7 @@ def test_worlds_that_cannot_have_guests_say_so(options: dict[str, Any], says: st
 
 # --- who ends ---
 def test_a_guest_that_dies_in_the_middle_leaves_nothing(make_cluster: MakeCluster, start: StartNode) -> None:
-    (owner,) = make_cluster(1, heap_bytes=1 << 20)
+    (owner,) = make_cluster(1, heap_bytes=1 << 20, world=GUESTS)
     machine = owner.world.engine.machine
     for run in range(3):
         guest = start(f"guest{run}")
@@ -215,6 +247,7 @@ def test_an_owner_that_dies_is_lost_at_once(make_cluster: MakeCluster, start: St
     owner = start("far", ttl=600.0)
     until(lambda: here.nodes == ["far", "n0"])
     key = key_of(here, "far")
+    map_others(here)
     here.put(key, VALUE)
     assert torch.equal(here.get(key), VALUE) and here.stats()["ways"]["far"] == "mapped"
     owner.kill()
@@ -230,6 +263,7 @@ def test_an_owner_that_stands_still_delays_nobody(make_cluster: MakeCluster, sta
     owner = start("far", ttl=600.0)
     until(lambda: here.nodes == ["far", "n0"])
     key, other = key_of(here, "far"), key_of(here, "far", "other")
+    map_others(here)
     here.put(key, VALUE)
     owner.suspend()
     assert torch.equal(here.get(key), VALUE)
@@ -239,8 +273,8 @@ def test_an_owner_that_stands_still_delays_nobody(make_cluster: MakeCluster, sta
     assert owner.ask("get", other, 3000) == "right" and owner.ask("get", key, 1) == "none"
 
 
-def test_an_owner_that_leaves_has_its_guests_go(make_cluster: MakeCluster) -> None:
-    one, two = make_cluster(2)
+def test_an_owner_that_leaves_has_its_guests_go(make_mapped: MakeCluster) -> None:
+    one, two = make_mapped(2)
     exchange(one, two)
     one.put("key", VALUE, preferred_segment=(two.node, None))
     node = one.member.nodes[two.node]
@@ -256,23 +290,23 @@ def test_an_owner_that_leaves_has_its_guests_go(make_cluster: MakeCluster) -> No
     assert torch.equal(two.world.get("key"), VALUE)
 
 
-def test_nothing_goes_to_a_world_that_has_closed(make_cluster: MakeCluster) -> None:
-    one, two = make_cluster(2)
+def test_nothing_goes_to_a_world_that_has_closed(make_mapped: MakeCluster) -> None:
+    one, two = make_mapped(2)
     node = one.member.nodes[two.node]
     guest = one.member.mapped[node]  # as a call that was just about to put
     two.world.close()
     keys = one.world.engine.digests(["a", "b"])
-    for put in (guest.put, guest.single.put):
+    for put in (guest.put, partial(guest.single.put, preferred=None)):
         with pytest.raises(PeerLost, match="all ranks of the world have closed"):
-            put(keys[0], VALUE) if put is guest.put else put(keys[0], VALUE, None)
+            put(keys[0], VALUE)
     with pytest.raises(PeerLost):
         guest.put(keys[0], VALUE, preferred_segment=0)
     assert all(isinstance(each, PeerLost) for each in guest.batched.put(keys, torch.ones(2, 5), None))
     assert isinstance(guest.get(keys[0]), int)
 
 
-def test_a_child_of_a_fork_is_no_guest(make_cluster: MakeCluster) -> None:
-    one, two = make_cluster(2)
+def test_a_child_of_a_fork_is_no_guest(make_mapped: MakeCluster) -> None:
+    one, two = make_mapped(2)
     exchange(one, two)
     check_refused({"get": lambda: one.get("key", None), "put": lambda: one.put("key", VALUE)})
     exchange(one, two)
