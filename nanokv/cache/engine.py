@@ -128,7 +128,7 @@ class Engine:
 
     def _allocation(self) -> Allocation:
         heap, machine, options = self.heap, self.machine, self.options
-        note_owner = noting_owners(machine, options)
+        note_owner = _noting_owners(machine, options)
         if options.alloc == "host":
             # brings torch.distributed, which v2 does not need
             from nanokv.compat_v1.host_allocation import HostAllocation
@@ -320,7 +320,7 @@ def attach(name: str | None, geometry: Geometry, rank: int, options: Options, ma
     return open_heap(kind, spec, rank, **options.heap_options)
 
 
-def noting_owners(machine: Machine, options: Options) -> Callable[[int], None] | None:
+def _noting_owners(machine: Machine, options: Options) -> Callable[[int], None] | None:
     """A function that is called with each rank that gets an object; None if nothing is to be noted there.
 
     It raises OutOfMemory and ReuseViolation, as `stored_layouts.writer` and `quotas.writer`.

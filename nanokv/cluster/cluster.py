@@ -22,7 +22,7 @@ from nanokv.allocation.terms import Hold, terms_of
 from nanokv.arguments import FLAG, FOREVER, integer, seconds
 from nanokv.cache.cache import NanoKVCache, listed_tensors
 from nanokv.cluster.changes import Listener
-from nanokv.cluster.fetched import FetchedObjects, FetchedTensors, Got
+from nanokv.cluster.fetched import FetchedObjects, FetchedTensor, Got
 from nanokv.cluster.member import Member
 from nanokv.cluster.nodes import Node
 from nanokv.cluster.offering import storable
@@ -571,7 +571,7 @@ class NanoKVCluster:
                     answers[i] = True if are_rows else dsts[i]
                 return found
 
-            def take(some: Words, fetched: FetchedObjects | FetchedTensors) -> None:
+            def take(some: Words, fetched: FetchedObjects | FetchedTensor) -> None:
                 self._take(keys, which[some].tolist(), fetched, dsts, reinterpret, answers)
 
             return member.gets(node).get_each(node, words, patience, take, known=known)
@@ -587,7 +587,7 @@ class NanoKVCluster:
         self,
         keys: Sequence[Key],
         which: list[int],
-        fetched: FetchedObjects | FetchedTensors,
+        fetched: FetchedObjects | FetchedTensor,
         dsts: Any,
         reinterpret: bool,
         answers: list[Any],
@@ -719,7 +719,7 @@ class NanoKVCluster:
             self.member.counts.remote_gets += len(missing)
 
             def read(node: Node, which: Words, known: bool) -> Words:
-                def take(some: Words, fetched: FetchedObjects | FetchedTensors) -> None:
+                def take(some: Words, fetched: FetchedObjects | FetchedTensor) -> None:
                     for i, got in zip(which[some].tolist(), fetched.each(), strict=True):
                         here[i] = self._keep(digests[i], got)
 

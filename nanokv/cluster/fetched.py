@@ -10,7 +10,7 @@ import torch
 
 from nanokv.device.machines.own_memory import plainly
 from nanokv.device.machines.records import Descriptor, Words
-from nanokv.transfer.descriptors import descriptor_of, flat_bytes, shape_of
+from nanokv.transfer.descriptors import flat_bytes, shape_of
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -129,21 +129,19 @@ class FetchedObjects:
         return [tensors[place] for place in places.tolist()]
 
 
-class FetchedTensors:
-    """Objects that were read, each as a tensor of its own; at least one."""
+class FetchedTensor:
+    """An object that was read as a tensor of its own, in the place of several (`FetchedObjects`)."""
 
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
-        self._tensors = tensors
+    def __init__(self, got: Got) -> None:
+        self._got = got
 
     def each(self) -> Iterator[Got]:
-        """One after the other."""
-        for tensor in self._tensors:
-            nbytes, descriptor = descriptor_of(tensor.dtype, tensor.shape)
-            yield Got(nbytes, descriptor, tensor)
+        """The object."""
+        yield self._got
 
     def tensors(self, device: torch.device) -> list[torch.Tensor | None]:
-        """Each as a tensor of a device."""
-        return [tensor.to(device) for tensor in self._tensors]
+        """The object as a tensor of a device."""
+        return [self._got.tensor(device)]
 
 
 def _tensor_of(got: Got, start: int, flat: torch.Tensor) -> torch.Tensor | None:

@@ -8,21 +8,23 @@ objects go over the wire: it is on another host, or takes no (more) guests, or r
 import contextlib
 import logging
 import os
+import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from nanokv.allocation import stored_layouts
 from nanokv.allocation.producer import ProducerAllocation
 from nanokv.allocation.routing import Routing
-from nanokv.cache.engine import machine_of, noting_owners
+from nanokv.cache.engine import machine_of
 from nanokv.cluster.card import Card, WorldId
 from nanokv.cluster.counts import MemberCounts
-from nanokv.cluster.fetched import FetchedObjects, FetchedTensors, Got
+from nanokv.cluster.fetched import FetchedObjects, FetchedTensor, Got
 from nanokv.cluster.locations import Locations
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.nodes import Node, Nodes
@@ -32,13 +34,14 @@ from nanokv.cluster.serving import HEADERS_AT_ONCE
 from nanokv.cluster.staging import Staging
 from nanokv.cluster.statuses import is_one_of
 from nanokv.cluster.transfers import Take
-from nanokv.cluster.wire.guests import Admitted, enter
+from nanokv.cluster.wire.guests import Admitted, enter, user_of
 from nanokv.cluster.wire.handshake import NoHandshake
 from nanokv.config import Options
 from nanokv.device.fabric.records import PULLED
-from nanokv.device.machines.records import NO_TERMS, Terms, What, Words
+from nanokv.device.machines.records import NO_TERMS, Descriptor, Found, Terms, What, Words
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.host_records import NOT_TAKEN
+from nanokv.device.segment.layout import LOW32
 from nanokv.errors import HeapUnavailable, NanoKVError, PeerLost
 from nanokv.heap.guest import GuestHeap
 from nanokv.keys.digests import Digests
@@ -56,6 +59,7 @@ _seldom = Seldom(_log)
 _OK, _MISS, _TORN, _FULL = (int(Status[name]) for name in ("OK", "MISS", "TORN", "FULL"))
 _AGAIN = (_TORN, int(Status.BUSY))
 _ALIGN = 16  #: bytes: an element of the widest dtype
+_MOST_ROOM = 64 << 20  #: bytes that are read together
 ENTER_SECONDS = 10.0  #: for which a thread waits until it is let in: meanwhile objects go over the wire
 REFUSED_SECONDS = 30.0  #: after which a member is asked again that has not let this process in
 
@@ -119,7 +123,7 @@ class MappedWorld:
     works in the memory. The owner then takes back what is left.
 
     Attributes:
-        machine, allocation, single, batched: as those of an `Engine`. put, get: `StatusCalls`, by native code.
+        heap, machine, allocation, single, batched: as those of an `Engine`. put, get: `StatusCalls`, by native code.
         world: by its card.
 
     Raises:
@@ -127,7 +131,8 @@ class MappedWorld:
     """
 
     def __init__(self, admitted: Admitted, card: Card, options: Options) -> None:
-        self._connection, self._process, self.world = admitted.connection, os.getpid(), card.world
+        # a number, as the system has it: a socket object would be finalised in no order with this one
+        self._connection, self._process, self.world = admitted.connection.detach(), os.getpid(), card.world
         try:
             self._map(admitted, card, options)
         except BaseException:
@@ -140,7 +145,7 @@ class MappedWorld:
             expected = geometry.world_size * geometry.segment_bytes
             if os.fstat(admitted.memory).st_size < expected:
                 raise HeapUnavailable(f"it gives less than the {expected} bytes of its segments")
-            heap = GuestHeap(card.member, admitted.memory, geometry, admitted.admission)
+            self.heap = heap = GuestHeap(card.member, admitted.memory, geometry, admitted.admission)
         finally:
             os.close(admitted.memory)
         self.machine = machine_of(heap, checksum=card.checksum)
@@ -149,7 +154,8 @@ class MappedWorld:
             if why:
                 raise HeapUnavailable(f"segment {rank}: {why}")
         routing = Routing(heap.world_size, None, heap.peer_closed)
-        note_owner = noting_owners(self.machine, options)
+        # as over the wire, the quota is the owner's
+        note_owner = stored_layouts.writer(self.machine, options.identity, options.namespace)
         self.allocation = ProducerAllocation(self.machine, heap.rank, routing, note_owner, checksum=card.checksum)
         self.single = SingleTransfer(heap, self.machine, self.allocation, checksum=card.checksum)
         self.batched = BatchedTransfer(self.single, self.allocation)
@@ -157,22 +163,23 @@ class MappedWorld:
         calls = object_calls(StatusCalls(heap, self.allocation, hasher, self.single), self.machine)
         self.put, self.get = calls.put, calls.get
 
-    def watch(self, ended: Callable[[], None]) -> None:
-        """Call `ended` when the owner ends the connection. From a thread, which does not refer to this object."""
-        connection = self._connection
+    def descriptors(self) -> list[int]:
+        """Descriptors of the caller's own, of which one can be read when the owner has gone, or wants its guests to go.
 
-        def wait() -> None:
-            with contextlib.suppress(OSError):
-                connection.recv(1)
-            ended()
-
-        threading.Thread(target=wait, name="nanokv-guest", daemon=True).start()
+        A child of a fork may keep the connection open when the owner has died, so its process is looked at too.
+        """
+        found = [os.dup(self._connection)]
+        with socket.socket(fileno=os.dup(self._connection)) as connection:
+            process, _ = user_of(connection)
+        with contextlib.suppress(OSError, AttributeError):
+            found += [os.pidfd_open(process)] if process else []
+        return found
 
     def _end(self) -> None:
-        if os.getpid() == self._process:  # a child of a fork has a copy of the descriptor, and no say
-            with contextlib.suppress(OSError):
-                self._connection.shutdown(socket.SHUT_RDWR)
-            self._connection.close()
+        number, self._connection = self._connection, -1
+        if number >= 0 and os.getpid() == self._process:  # a child of a fork has a copy, and no say
+            with socket.socket(fileno=number) as connection, contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def __del__(self) -> None:
         self._end()
@@ -218,45 +225,57 @@ class MappedWorlds:
 
     def _may_enter(self, card: Card) -> None:
         """Ask a member to let this process in, if it is near, and was not asked just now. Waits for nobody."""
-        now = time.monotonic()
-        if not card.local or card.place != self._place or now < self._not_before.get(card.incarnation, 0.0):
+        now, near = time.monotonic(), bool(self._place) and card.place == self._place
+        if not near or not card.local or now < self._not_before.get(card.incarnation, 0.0):
             return
         with self._lock:
             if self._closed or os.getpid() != self._process or now < self._not_before.get(card.incarnation, 0.0):
                 return
             self._not_before[card.incarnation] = now + REFUSED_SECONDS
-        threading.Thread(target=self._enter, args=(card,), name="nanokv-guest-enters", daemon=True).start()
+        with contextlib.suppress(RuntimeError):  # no thread can be started: later, perhaps
+            threading.Thread(target=self._be_guest, args=(card,), name="nanokv-guest", daemon=True).start()
 
-    def _enter(self, card: Card) -> None:
+    def _be_guest(self, card: Card) -> None:
+        """Enter, and look until the owner has gone: the work of a thread, which does not keep the world meanwhile."""
+        number = card.incarnation
         try:
-            to = Sender(card.member, card.incarnation)
-            admitted = enter(card.local, self._secret, self._me, to, ENTER_SECONDS)
-            world = MappedWorld(admitted, card, self._options)
+            to = Sender(card.member, number)
+            world = MappedWorld(enter(card.local, self._secret, self._me, to, ENTER_SECONDS), card, self._options)
+            watched = world.descriptors()
         except (NanoKVError, NoHandshake, OSError) as error:
             why = str(error)
             _log.info("the memory of member %s is not mapped, its objects go over the wire: %s", card.member, why)
             return
         with self._lock:
-            if self._closed:
-                return
-            self._worlds[card.incarnation] = world
-        world.watch(lambda: self._ended(card.incarnation))
-
-    def _ended(self, incarnation: int) -> None:
-        """The owner has ended, or lets nobody in any more. Calls that work in its memory come to their end."""
-        self._not_before[incarnation] = time.monotonic() + REFUSED_SECONDS
-        self._worlds.pop(incarnation, None)
+            if not self._closed:
+                self._worlds[number] = world
+        del world
+        poll = select.poll()
+        for each in watched:
+            poll.register(each, select.POLLIN)
+        poll.poll()
+        with self._lock:
+            self._not_before[number] = time.monotonic() + REFUSED_SECONDS
+            self._worlds.pop(number, None)  # calls that work in its memory come to their end
+        for each in watched:
+            os.close(each)
 
     def forget(self, incarnation: int) -> None:
         """A process is no member any more."""
-        self._worlds.pop(incarnation, None)
-        self._not_before.pop(incarnation, None)
+        with self._lock:
+            self._worlds.pop(incarnation, None)
+            self._not_before.pop(incarnation, None)
 
     def close(self) -> None:
         """Let go of all. Idempotent."""
         with self._lock:
             self._closed = True
             self._worlds.clear()
+
+
+def _kind_of(found: Found) -> Descriptor:
+    """The dtype and the shape of an object; (0, ...): it has none, or is not there."""
+    return (found.descriptor[0] & LOW32.value if found.status == _OK else 0, *found.descriptor[1:])
 
 
 class MappedGets:
@@ -267,19 +286,24 @@ class MappedGets:
 
     def get(self, node: Node, key: KeyDigest, patience: Patience, into: torch.Tensor | None = None) -> Got | int:
         """See `Gets`."""
-        world = self._worlds[node]
-        if into is not None:
-            found = world.get(key, dst=into)
-            if isinstance(found, int):
-                return found
-            self._counts.read(1, into.nbytes)
-            return Got(into.nbytes, (0,) * 8, None)
-        found = world.get(key)
+        world, there = self._worlds[node], into is not None and into.device.type == "cpu"
+        try:
+            found = world.get(key, dst=into) if there else world.get(key)
+        except NanoKVError:
+            del world  # what is raised refers to these variables: it keeps no guest
+            raise
         if isinstance(found, int):
             return found
+        if there:
+            self._counts.read(1, found.nbytes)
+            return Got(found.nbytes, (0,) * 8, None)
         self._counts.read(1, found.nbytes)
-        what = what_of(found.dtype, found.shape)
-        return Got(what.nbytes, what.descriptor, found)
+        descriptor = what_of(found.dtype, found.shape).descriptor
+        if found.dtype is torch.uint8 and found.ndim == 1:  # or it is bytes that a kernel wrote, of any dtype and shape
+            located = world.allocation.locate(key)
+            if located.status == _OK and located.place.nbytes == found.nbytes:
+                descriptor = located.descriptor
+        return Got(found.nbytes, descriptor, found)
 
     def get_known(self, node: Node, key: KeyDigest, patience: Patience, into: torch.Tensor | None = None) -> Got | None:
         """See `Gets`."""
@@ -302,29 +326,36 @@ class MappedGets:
         return np.where(self.find_each(node, keys, patience) == _OK, _OK, _MISS)
 
     def get_each(self, node: Node, keys: Words, patience: Patience, take: Take, *, known: bool = False) -> Words:
-        """See `Gets`. Objects of one kind are read together: those like the first one."""
+        """See `Gets`. Objects of one kind are read together, those like the first one."""
         world, statuses = self._worlds[node], self.find_each(node, keys, patience)
         there = np.flatnonzero(statuses == _OK)
-        first = world.allocation.locate(KeyDigest._make(keys[there[0]].tolist())) if len(there) > 1 else None
-        if first is not None and first.status == _OK and first.place.nbytes:
-            what = What.of(first.place.nbytes, first.descriptor)
-            step = -(-what.nbytes // _ALIGN) * _ALIGN
-            room, starts = self._staging.room(step * len(there)), np.arange(len(there)) * step
-            found = world.machine.get_each(np.ascontiguousarray(keys[there]), room.address + starts, what)
-            good = found == _OK
-            count = int(good.sum())
-            if count:
-                self._counts.read(count, count * what.nbytes)
-                descriptors = np.tile(np.array(what.descriptor, np.int64), (count, 1))
-                take(there[good], FetchedObjects(room, np.full(count, what.nbytes), starts[good], descriptors))
-            there = there[~good]
-        for i in there.tolist():  # of another kind, or replaced meanwhile
-            got = self.get(node, KeyDigest._make(keys[i].tolist()), patience)
-            statuses[i] = _OK if isinstance(got, Got) else got
-            if isinstance(got, Got):
-                assert isinstance(got.data, torch.Tensor)
-                take(np.array([i]), FetchedTensors([got.data]))
+        while len(there):
+            first = world.allocation.locate(KeyDigest._make(keys[there[0]].tolist()))
+            kind, nbytes = _kind_of(first), first.place.nbytes
+            step = max(-(-nbytes // _ALIGN) * _ALIGN, _ALIGN)
+            lot, there = np.split(there, [max(_MOST_ROOM // step, 1)])
+            if kind[0] and nbytes and len(lot) > 1:  # 0: bytes of any dtype and shape
+                each = map(world.allocation.locate, map(KeyDigest._make, keys[lot].tolist()))
+                alike = np.array([_kind_of(found) == kind and found.place.nbytes == nbytes for found in each])
+                good = self._get_alike(world, keys, lot[alike], step, What.of(nbytes, kind), take)
+                lot = np.setdiff1d(lot, good, assume_unique=True)
+            for i in lot.tolist():
+                got = self.get(node, KeyDigest._make(keys[i].tolist()), patience)
+                statuses[i] = _OK if isinstance(got, Got) else got
+                if isinstance(got, Got):
+                    take(np.array([i]), FetchedTensor(got))
         return statuses
+
+    def _get_alike(self, world: MappedWorld, keys: Words, which: Words, step: int, what: What, take: Take) -> Words:
+        """Read objects of one kind. Returns the numbers of those that were not replaced meanwhile."""
+        room, starts = self._staging.room(step * max(len(which), 1)), np.arange(len(which)) * step
+        good = world.machine.get_each(np.ascontiguousarray(keys[which]), room.address + starts, what) == _OK
+        read: Words = which[good]
+        if len(read):
+            self._counts.read(len(read), len(read) * what.nbytes)
+            descriptors = np.tile(np.array(what.descriptor, np.int64), (len(read), 1))
+            take(read, FetchedObjects(room, np.full(len(read), what.nbytes), starts[good], descriptors))
+        return read
 
     def get_into_each(
         self, node: Node, keys: Words, patience: Patience, targets: Words, what: What, *, known: bool = False
@@ -364,10 +395,16 @@ class MappedPuts:
     ) -> int:
         """See `Puts`."""
         world = self._worlds[node]
-        if terms == NO_TERMS:
-            status = world.put(key, tensor) if rank is None else world.put(key, tensor, preferred_segment=rank)
-        else:
-            status = world.single.put(key, tensor, rank, terms)
+        try:
+            if terms == NO_TERMS:
+                status = world.put(key, tensor) if rank is None else world.put(key, tensor, preferred_segment=rank)
+            else:
+                status = world.single.put(key, tensor, checked_segment(world.heap, rank), terms)
+        except NanoKVError as error:
+            del world
+            if isinstance(error, PeerLost):
+                raise PeerLost(f"node {node.name}: {error}") from None
+            raise
         if not status and self._nodes.homes[0].of(key) != node.name:
             self._locations.learn_keys(world.world, np.array([key], np.int64), tensor.nbytes)
         return status or _OK
@@ -383,6 +420,7 @@ class MappedPuts:
     ) -> Records:
         """See `Puts`."""
         world, answers = self._worlds[node], np.zeros(len(keys), PULLED.dtype)
+        checked_segment(world.heap, rank)
         for i, outcome in enumerate(world.batched.put(Digests.own(keys), tensors, rank, terms)):
             if isinstance(outcome, PeerLost):
                 raise outcome

@@ -10,14 +10,14 @@ from typing import Protocol
 import torch
 
 from nanokv.cluster.card import WorldId
-from nanokv.cluster.fetched import FetchedObjects, FetchedTensors, Got
+from nanokv.cluster.fetched import FetchedObjects, FetchedTensor, Got
 from nanokv.cluster.nodes import Node
 from nanokv.cluster.patience import Patience
 from nanokv.cluster.pull_message import Records
 from nanokv.device.machines.records import Terms, What, Words
 from nanokv.types import KeyDigest
 
-Take = Callable[[Words, FetchedObjects | FetchedTensors], None]
+Take = Callable[[Words, FetchedObjects | FetchedTensor], None]
 
 
 class Gets(Protocol):

@@ -90,8 +90,10 @@ class GuestHeap:
 
     def find_some_pages(self) -> float:
         """Find some of the pages that there are. Returns seconds until there may be more; below 0: never."""
+        end = self.geometry.offsets["heap_limit"]
         for rank, base in enumerate(self.bases):
-            end = self.geometry.offsets["heap_limit"]
+            if self._closed[rank][0]:  # its memory may have been given back
+                continue
             there = end if self._is_whole else min(int(self._bumps[rank][0]), end)
             size = min(_CHUNK, there - self._found[rank])
             if size > 0:

@@ -164,9 +164,10 @@ class LocalWorld:
                 raise HeapUnavailable(f"the world has guests={guests}, and all are there")
             number = min(free, key=self.incarnations.__getitem__)
             # the last one of this number has ended: none of its operations is in flight
-            self._store_activity(number, in_flight0=0, in_flight1=0, incarnation=self.incarnations[number] + 1)
+            self._store_activity(number, in_flight0=0, in_flight1=0)
             self.incarnations[number] += 1
-            self.closed[number] = False
+            self.closed[number] = False  # before the next word: else the pollers count a death too many
+            self._store_activity(number, incarnation=self.incarnations[number])
             return number, self.incarnations[number]
 
     def dismiss(self, number: int) -> None:

@@ -1,5 +1,7 @@
 """A node in a process of its own, and the handle by which a test holds one."""
 
+import os
+import time
 from functools import partial
 from typing import Any
 
@@ -62,6 +64,13 @@ class NodeCommands(Commands):
         begun = world.allocation.begin(self._cluster.digest(key), nbytes, None, what.descriptor, plan=False)
         world.machine.enter(0)  # as amid a step that moves pages
         return begun.status == Status.OK
+
+    def fork(self) -> int:
+        """Leave a child of a fork behind, which does nothing until it is killed: its number."""
+        child = os.fork()
+        while not child:
+            time.sleep(60.0)
+        return child
 
     def put_forever(self, prefix: str, nbytes: int, node: str) -> None:
         """Put until the process is killed."""

@@ -3,23 +3,30 @@
 import contextlib
 import logging
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 import nanokv
+from nanokv.allocation.terms import terms_of
 from nanokv.cluster import NanoKVCluster, mapped
+from nanokv.cluster.mapped import MappedPuts
 from nanokv.cluster.messages.sealed import Sender
+from nanokv.cluster.patience import Patience
 from nanokv.cluster.wire import guests
 from nanokv.cluster.wire.handshake import GUEST, WELCOME_BYTES, Greeting
+from nanokv.device.machines.records import NO_TERMS
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
 from nanokv.heap.local import LocalWorld
+from nanokv.transfer.descriptors import RAW
 from tests.support.faults import Calls, Limits
 from tests.support.forks import check_refused
 from tests.support.until import until
@@ -220,6 +227,52 @@ def test_worlds_that_cannot_have_guests_say_so(options: dict[str, Any], says: st
         nanokv.NanoKVCache(1 << 20, page_bytes=PAGE, **options)
 
 
+# --- objects ---
+def test_objects_of_several_kinds_in_one_call(make_mapped: MakeCluster, limits: Limits) -> None:
+    one, two = make_mapped(2)
+    limits(mapped, _MOST_ROOM=200_000)
+    kinds = [torch.arange(12_000), *[torch.full((4,), i) for i in range(20)], torch.zeros(0), torch.ones(2, 2)]
+    keys = [f"k{i}" for i in range(len(kinds))]
+    assert one.put_many(keys, kinds, preferred_segment=(two.node, 0)) == [None] * len(keys)
+    got = one.get_many(["none", *keys, keys[3]])
+    assert got[0] is None and [each is not None for each in got[1:]] == [True] * (len(keys) + 1)
+    for want, found in zip([*kinds, kinds[3]], got[1:], strict=True):
+        assert found is not None and torch.equal(found, want) and found.dtype == want.dtype
+
+
+def test_bytes_of_a_kernel_stay_what_they_are(make_mapped: MakeCluster) -> None:
+    """They have no dtype and no shape, and whoever reads them says which."""
+    one, two = make_mapped(2)
+    keys = [key_of(one, two.node, f"raw{i}") for i in range(3)]
+    for key in keys:
+        value = torch.frombuffer(bytearray(key.encode().ljust(16)), dtype=torch.uint8)
+        assert two.world.engine.single.put_filled(two.digest(key), 16, 0, RAW, partial(_fill, value)) == Status.OK
+    typed = key_of(one, two.node, "typed")
+    one.put(typed, torch.zeros(16, dtype=torch.uint8))
+    one.world.flush()
+    assert one.bring([typed, *keys]) == [True] * 4
+    for key in keys:
+        found = one.world.get(key, dst=torch.zeros(2, 2)).view(torch.uint8).flatten()
+        assert bytes(found.tolist()) == key.encode().ljust(16)
+    with pytest.raises(InvalidArgument, match=r"the object torch\.uint8 \[16\]"):
+        one.world.get(typed, dst=torch.zeros(4))
+
+
+def _fill(value: torch.Tensor, payload: torch.Tensor) -> None:
+    payload.copy_(value)
+
+
+def test_a_guest_leaves_the_quota_as_it_is(make_cluster: MakeCluster) -> None:
+    (owner,) = make_cluster(1, world=GUESTS | {"namespace": "one", "quota_bytes": 2 << 20})
+    (guest,) = make_cluster(1, world={"namespace": "one", "quota_bytes": 1 << 20})
+    owner.world.put("mine", VALUE)
+    before = owner.world.engine.machine.quotas(0).copy()
+    map_others(guest)
+    guest.put("theirs", VALUE, preferred_segment=(owner.node, 0))
+    assert way(guest, owner) == "mapped" and (owner.world.engine.machine.quotas(0) == before).all()
+    assert before.any()
+
+
 # --- who ends ---
 def test_a_guest_that_dies_in_the_middle_leaves_nothing(make_cluster: MakeCluster, start: StartNode) -> None:
     (owner,) = make_cluster(1, heap_bytes=1 << 20, world=GUESTS)
@@ -256,6 +309,20 @@ def test_an_owner_that_dies_is_lost_at_once(make_cluster: MakeCluster, start: St
         with pytest.raises(PeerLost, match="node far"):
             call(key)
     assert here.nodes == ["far", "n0"]
+
+
+def test_an_owner_that_dies_and_has_a_child_is_lost_at_once(make_cluster: MakeCluster, start: StartNode) -> None:
+    """A child of a fork has a copy of the descriptor of the connection, and keeps that open."""
+    (here,) = make_cluster(1, timeout=1.0)
+    owner = start("far", ttl=600.0)
+    until(lambda: here.nodes == ["far", "n0"])
+    map_others(here)
+    child = owner.ask("fork")
+    try:
+        owner.kill()
+        until(lambda: here.stats()["ways"]["far"] != "mapped")
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_an_owner_that_stands_still_delays_nobody(make_cluster: MakeCluster, start: StartNode) -> None:
@@ -301,6 +368,12 @@ def test_nothing_goes_to_a_world_that_has_closed(make_mapped: MakeCluster) -> No
             put(keys[0], VALUE)
     with pytest.raises(PeerLost):
         guest.put(keys[0], VALUE, preferred_segment=0)
+    puts, patience = MappedPuts(cast("Any", {node: guest}), one.member.locations, one.member.nodes), Patience(1.0)
+    for terms in (NO_TERMS, terms_of(9.0, one.world.engine.hasher.group)):
+        with pytest.raises(PeerLost, match="has ended"):
+            puts.put(node, keys[0], VALUE, 0, terms, patience)
+        with pytest.raises(PeerLost, match="has ended"):
+            puts.put_each(node, keys.words, [VALUE, VALUE], 0, terms, patience)
     assert all(isinstance(each, PeerLost) for each in guest.batched.put(keys, torch.ones(2, 5), None))
     assert isinstance(guest.get(keys[0]), int)
 

@@ -113,7 +113,8 @@ class Doors:
                 _log.exception("a turn of the thread that lets guests in has failed")
                 time.sleep(_REST)
         self._epoll.close()
-        os.close(self._wake)
+        with self._lock:  # `close` may be about to write
+            os.close(self._wake)
 
     def _turn(self) -> None:
         strangers = any(not each.number for each in self._there.values())
@@ -125,7 +126,7 @@ class Doors:
         self._take_new()
         for each in set(self._there.values()):
             if not each.number and (self._closing or time.monotonic() >= each.since + PROOF_SECONDS):
-                self._drop(each, "it sent no proof")
+                self._drop(each, "" if self._closing else "it sent no proof")
             elif self._closing:
                 with contextlib.suppress(OSError):
                     each.socket.shutdown(socket.SHUT_WR)  # it sees the end, and ends its own side when it is done
@@ -206,7 +207,7 @@ def enter(address: str, secret: bytes, me: Sender, to: Sender, timeout: float) -
         made.sendall(greeting.hello)
         keys = greeting.keys(exactly(made, WELCOME_BYTES, until))
         made.sendall(_tag(keys.asks, _PROOF))
-        said, given, _, _ = socket.recv_fds(made, _ADMITTED.size + _TAG, 1)
+        said, given, _, _ = socket.recv_fds(made, _ADMITTED.size + _TAG, 1, socket.MSG_CMSG_CLOEXEC)
         try:
             if len(said) != _ADMITTED.size + _TAG or len(given) != 1:
                 raise HeapUnavailable("it has as many guests as it takes, or runs as another user")

@@ -160,11 +160,6 @@ class WireServer:
         self._strangers: dict[int, _Stranger] = {}  # by file descriptor, the oldest first
         self._searches: list[int] = []  # numbers of connections with something pending
         self._closing = False
-        heap = None if world is None else world.heap
-        #: for guests; None: the world lets none in
-        self._doors: Doors | None = None
-        if isinstance(heap, LocalHeap) and heap.geometry.guests:
-            self._doors = Doors(heap.world, lambda why: self._counts.add(DropReason.STRANGER, why))
         self._tcp, self.address = tcp.listener(bind, port)
         self._unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         name = f"nanokv-{secrets.token_hex(12)}"
@@ -183,6 +178,11 @@ class WireServer:
             threading.Thread(target=self._code["serve"], args=(table, box), name="nanokv-wire", daemon=True),
             threading.Thread(target=self._run, name="nanokv-wire-host", daemon=True),
         ]
+        heap = None if world is None else world.heap
+        #: for guests; None: the world lets none in
+        self._doors: Doors | None = None
+        if isinstance(heap, LocalHeap) and heap.geometry.guests:
+            self._doors = Doors(heap.world, lambda why: self._counts.add(DropReason.STRANGER, why))
         self._process = os.getpid()
         atexit.register(self.close)  # else the native thread would go on in memory that is not there any more
         for thread in self._threads:
