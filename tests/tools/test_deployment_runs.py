@@ -129,7 +129,7 @@ def test_what_ends_a_node_is_told(cluster: Cluster) -> None:
     (secret,) = one(BASE, "Secret")["stringData"].values()
     unchanged = cluster.node(0, NANOKV_CLUSTER_SECRET=secret).start()
     assert unchanged.process is not None and unchanged.process.wait(WAIT) == 2
-    assert "secret must be at least 16 bytes" in unchanged.said()
+    assert "NANOKV_CLUSTER_SECRET must have at least 16 bytes" in unchanged.said()
     cluster.etcd.end(signal.SIGKILL)
     alone = cluster.node(1).start()
     assert alone.process is not None and alone.process.wait(WAIT) == 1
