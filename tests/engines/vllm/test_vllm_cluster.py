@@ -97,8 +97,9 @@ def start_nodes(model: Path, tmp_path: Path) -> Iterator[StartNodes]:
         yield start
 
 
-def test_one_host_computes_another_loads(start_nodes: StartNodes, expected: list[list[int]]) -> None:
-    one, two = start_nodes()
+@pytest.mark.parametrize("guests", [0, 2])
+def test_one_host_computes_another_loads(start_nodes: StartNodes, guests: int, expected: list[list[int]]) -> None:
+    one, two = start_nodes(guests=guests)
     prompts = FEW + OTHERS
     assert one.generate(prompts)["tokens"] == expected[:12] + expected[20:32]
     time.sleep(HEARD)
@@ -107,6 +108,10 @@ def test_one_host_computes_another_loads(start_nodes: StartNodes, expected: list
     counts = two.counts
     assert 0 < counts["remote"] <= counts["loaded"] and not counts["lost"]
     assert "remote" not in one.counts or not one.counts["remote"]
+    maps = Path(f"/proc/{two.engine.pid}/maps").read_text(encoding="utf-8").splitlines()
+    assert len({line.split()[4] for line in maps if "memfd:nanokv" in line}) == (
+        2 if guests else 0
+    )  # its own, and theirs
 
     # here now: no other node is asked for them again
     assert two.generate(FEW)["tokens"] == expected[:12]
