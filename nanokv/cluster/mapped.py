@@ -31,7 +31,7 @@ from nanokv.cluster.nodes import Node, Nodes
 from nanokv.cluster.patience import Patience
 from nanokv.cluster.pull_message import Records
 from nanokv.cluster.serving import HEADERS_AT_ONCE
-from nanokv.cluster.staging import Staging
+from nanokv.cluster.staging import ALIGN, Staging
 from nanokv.cluster.statuses import is_one_of
 from nanokv.cluster.transfers import Take
 from nanokv.cluster.wire.guests import Admitted, enter, user_of
@@ -58,7 +58,6 @@ _seldom = Seldom(_log)
 
 _OK, _MISS, _TORN, _FULL = (int(Status[name]) for name in ("OK", "MISS", "TORN", "FULL"))
 _AGAIN = (_TORN, int(Status.BUSY))
-_ALIGN = 16  #: bytes: an element of the widest dtype
 _MOST_ROOM = 64 << 20  #: bytes that are read together
 ENTER_SECONDS = 10.0  #: for which a thread waits until it is let in: meanwhile objects go over the wire
 REFUSED_SECONDS = 30.0  #: after which a member is asked again that has not let this process in
@@ -332,7 +331,7 @@ class MappedGets:
         while len(there):
             first = world.allocation.locate(KeyDigest._make(keys[there[0]].tolist()))
             kind, nbytes = _kind_of(first), first.place.nbytes
-            step = max(-(-nbytes // _ALIGN) * _ALIGN, _ALIGN)
+            step = max(-(-nbytes // ALIGN) * ALIGN, ALIGN)
             lot, there = np.split(there, [max(_MOST_ROOM // step, 1)])
             if kind[0] and nbytes and len(lot) > 1:  # 0: bytes of any dtype and shape
                 each = map(world.allocation.locate, map(KeyDigest._make, keys[lot].tolist()))

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from nanokv.cluster.links.base import Link
 from nanokv.cluster.workspace import Workspace, page_aligned
 
+ALIGN = 16  #: bytes, at whose multiples objects begin in a room: an element of the widest dtype
 _PAGE = 4096
 _LEAST = 1 << 21  #: bytes of a chunk that is registered at once
 _KEPT = 1 << 28  #: bytes that are kept for later, of all that has been given back

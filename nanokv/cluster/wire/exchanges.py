@@ -19,7 +19,7 @@ from nanokv.cluster.patience import Patience
 from nanokv.cluster.pull_message import Records
 from nanokv.cluster.relative_terms import relative
 from nanokv.cluster.serving import HEADERS_AT_ONCE, headers_question
-from nanokv.cluster.staging import Staging
+from nanokv.cluster.staging import ALIGN, Staging
 from nanokv.cluster.statuses import is_one_of
 from nanokv.cluster.transfers import Take
 from nanokv.cluster.wire.client import SMALL, Unreached, WireClient
@@ -41,7 +41,6 @@ _OK, _MISS, _TORN, _SIZE, _FULL = (int(Status[name]) for name in ("OK", "MISS", 
 _AGAIN = (_TORN, int(Status.BUSY))
 _MOST_CLAIMED = 256 << 20  #: bytes of objects that are claimed at once, if they are more than one
 _HEADERS_SECONDS = 1.0  #: for each part of a header arena
-_ALIGN = 16  #: bytes: an element of the widest dtype
 TRIES = 16  #: how often a get begins anew because the object was replaced meanwhile
 T = TypeVar("T")
 Work = Callable[[WireClient, float], T]
@@ -171,7 +170,7 @@ class WireGets(_Exchanges):
         for first in range(0, len(keys), MOST_RECORDS):
             which = np.arange(first, min(first + MOST_RECORDS, len(keys)))
             wanted = np.zeros(len(which), WANTED.dtype)
-            wanted["room"], wanted["any_size"] = SMALL // len(which) // _ALIGN * _ALIGN, 1
+            wanted["room"], wanted["any_size"] = SMALL // len(which) // ALIGN * ALIGN, 1
             for _ in range(TRIES):
                 gots = self._get_some(node, keys, which, wanted, patience, take, statuses)
                 left = is_one_of(gots["status"], (*_AGAIN, _SIZE))
@@ -197,7 +196,7 @@ class WireGets(_Exchanges):
     ) -> npt.NDArray[Any]:
         """Get the objects of the keys `which` into new memory, and hand over what has come: a GOT for each."""
         wanted["key_hash"], wanted["key_check"] = keys[which, 0], keys[which, 1]
-        rooms = -(-wanted["room"] // _ALIGN) * _ALIGN
+        rooms = -(-wanted["room"] // ALIGN) * ALIGN
         starts = np.cumsum(rooms) - rooms
         block = self._staging.room(max(int(rooms.sum()), 1))
         targets = block.address + starts

@@ -65,8 +65,10 @@ class _Connection:
         self.number = self.process = 0
 
 
-class Doors:
-    """Lets guests into a world, and notices when they have gone. Its thread ends after `close`, with the last guest.
+class Guests:
+    """The guests of a world: lets them in, and notices when they have gone.
+
+    Its thread ends after `close`, with the last guest.
 
     Args:
         refused: told why somebody was not let in.
@@ -85,7 +87,7 @@ class Doors:
         self._thread.start()
 
     @property
-    def guests(self) -> int:
+    def count(self) -> int:
         """How many guests there are."""
         return len({id(each) for each in list(self._there.values()) if each.number})
 

@@ -36,7 +36,7 @@ from nanokv.cluster.messages.replies import Handler, PendingReply, Reply
 from nanokv.cluster.messages.sealed import Sender, check_id
 from nanokv.cluster.wire import handshake
 from nanokv.cluster.wire.client import shut
-from nanokv.cluster.wire.guests import Doors
+from nanokv.cluster.wire.guests import Guests
 from nanokv.cluster.wire.handshake import FRAMES, HELLO_BYTES, NoHandshake
 from nanokv.device.fabric.records import PULL
 from nanokv.device.machines.native_code import wire_code
@@ -180,9 +180,9 @@ class WireServer:
         ]
         heap = None if world is None else world.heap
         #: for guests; None: the world lets none in
-        self._doors: Doors | None = None
+        self._guests: Guests | None = None
         if isinstance(heap, LocalHeap) and heap.geometry.guests:
-            self._doors = Doors(heap.world, lambda why: self._counts.add(DropReason.STRANGER, why))
+            self._guests = Guests(heap.world, lambda why: self._counts.add(DropReason.STRANGER, why))
         self._process = os.getpid()
         atexit.register(self.close)  # else the native thread would go on in memory that is not there any more
         for thread in self._threads:
@@ -233,7 +233,7 @@ class WireServer:
         """Objects that were put, looked for, removed and given up for other members, and connections that are open."""
         names = {"wire_puts": "puts", "wire_gets": "gets", "wire_removals": "removals", "wire_given_up": "given_up"}
         found = {name: int(self._box[of][0] + self._mine[of][0]) for name, of in names.items()}
-        guests = 0 if self._doors is None else self._doors.guests
+        guests = 0 if self._guests is None else self._guests.count
         return found | {"wire_connections": len(self._peers), "guests": guests}
 
     def close(self) -> None:
@@ -241,8 +241,8 @@ class WireServer:
         if self._closing or os.getpid() != self._process:
             return
         self._closing = True
-        if self._doors is not None:
-            self._doors.close()
+        if self._guests is not None:
+            self._guests.close()
         atexit.unregister(self.close)
         os.eventfd_write(self._to_host, 1)
         if threading.current_thread() is self._threads[1]:  # a handler: its thread ends after this turn
@@ -319,7 +319,7 @@ class WireServer:
                 raise NoHandshake("it has closed")
             asker, said = handshake.welcome(self._secret, self._me, stranger.hello)
             comes_in = asker.purpose != FRAMES
-            if comes_in and (self._doors is None or stranger.socket.family != socket.AF_UNIX):
+            if comes_in and (self._guests is None or stranger.socket.family != socket.AF_UNIX):
                 raise NoHandshake("this world lets no guests in")
             if not self._free and not comes_in:
                 self._counts.add(DropReason.NO_ROOM, f"from {asker.who.id}, beyond {MOST_CONNECTIONS} connections")
@@ -334,8 +334,8 @@ class WireServer:
             shut(self._forget(stranger))
         else:
             made = self._forget(stranger)
-            if comes_in and self._doors is not None:
-                self._doors.add(made, asker)
+            if comes_in and self._guests is not None:
+                self._guests.add(made, asker)
             else:
                 self._add(made, asker.who, asker.keys)
 

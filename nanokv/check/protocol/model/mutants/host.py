@@ -6,6 +6,7 @@ import numpy as np
 
 from nanokv.check.protocol.model.mutants.mutant import mutant
 from nanokv.device.protocol import activity, evict, put, reclaim, ring
+from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import STATE_MASK, WRITING
 from nanokv.host_poller import audit, grace, index, intake, orphans, quarantine, sweeper
 from nanokv.host_poller.header_pass import Life
@@ -32,14 +33,6 @@ def _written(headers: Any) -> Any:
     return np.flatnonzero(headers["state"] & STATE_MASK.value == WRITING.value)
 
 
-_expect_all = grace.Grace._expect_all
-
-
-def _expect_ranks(self: Any) -> None:
-    _expect_all(self)
-    self._pending = [(number, inc) for number, inc in self._pending if number < self._heap.world_size]
-
-
 def _deaths_of_ranks(machine: Any, heap: Any) -> int:
     ranks = machine.activity(heap.rank)["incarnation"].tolist()[: heap.world_size]
     return sum(inc - heap.alive(rank, inc) for rank, inc in enumerate(ranks) if inc)
@@ -48,9 +41,9 @@ def _deaths_of_ranks(machine: Any, heap: Any) -> int:
 # --- guests ---
 mutant(
     "guests-unexpected",
-    "grace periods do not wait for guests",
+    "the owner looks at what ranks have in flight, and not at what guests have",
     ("guest-late", "guest"),
-    patches=((grace.Grace, "_expect_all", _expect_ranks),),
+    patches=((Geometry, "producers", property(lambda geometry: geometry.world_size)),),
 )
 mutant(
     "guests-unseen",
