@@ -132,8 +132,8 @@ class Options:
         is_a(Mapping, "a dict of the provider's options")("heap_options", self.heap_options)
         object.__setattr__(self, "policy", _checked_policy(self.policy, self.alloc))
         _check_elastic(self.elastic, self.alloc, self.heap)
-        if self.guests and (self.alloc != "device" or self.heap not in (None, "local")):
-            raise InvalidArgument("guests needs alloc='device' and heap='local': no others can map other segments")
+        if self.guests and (self.alloc != "device" or self.heap not in (None, "local", "shm")):
+            raise InvalidArgument("guests needs alloc='device', and heap='local' or 'shm': no others can map segments")
         if self.promote and self.alloc != "device":
             raise InvalidArgument('promote needs alloc="device": v1 has no copies')
         self._check_quota()

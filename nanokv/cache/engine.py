@@ -312,8 +312,6 @@ def attach(name: str | None, geometry: Geometry, rank: int, options: Options, ma
         InvalidArgument: an option that the provider does not have, or more ranks than it can have.
     """
     kind = options.heap or ("local" if name is None and geometry.world_size == 1 else "shm")
-    if options.guests and kind != "local":
-        raise InvalidArgument(f"guests needs heap='local', which has one rank and no name, not heap={kind!r}")
     if not all(isinstance(each, str) for each in options.heap_options):
         raise InvalidArgument(f"heap_options must have names that are str, not {list(options.heap_options)}")
     spec = world_spec(geometry, options, name or job_name(), master_rank)

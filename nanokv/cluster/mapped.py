@@ -42,7 +42,7 @@ from nanokv.device.machines.records import NO_TERMS, Descriptor, Found, Terms, W
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.host_records import NOT_TAKEN
 from nanokv.device.segment.layout import LOW32
-from nanokv.errors import HeapUnavailable, NanoKVError, PeerLost
+from nanokv.errors import NanoKVError, PeerLost
 from nanokv.heap.guest import GuestHeap
 from nanokv.keys.digests import Digests
 from nanokv.keys.hashing import Hasher
@@ -139,23 +139,14 @@ class MappedWorld:
             raise
 
     def _map(self, admitted: Admitted, card: Card, options: Options) -> None:
-        geometry = card.geometry
-        try:
-            expected = geometry.world_size * geometry.segment_bytes
-            if os.fstat(admitted.memory).st_size < expected:
-                raise HeapUnavailable(f"it gives less than the {expected} bytes of its segments")
-            self.heap = heap = GuestHeap(card.member, admitted.memory, geometry, admitted.admission)
-        finally:
-            os.close(admitted.memory)
+        self.heap = heap = GuestHeap(card.member, admitted.file, card.geometry)
         self.machine = machine_of(heap, checksum=card.checksum)
-        for rank in range(heap.world_size):
-            why = geometry.mismatch(self.machine.control(rank))
-            if why:
-                raise HeapUnavailable(f"segment {rank}: {why}")
         routing = Routing(heap.world_size, None, heap.peer_closed)
         # as over the wire, the quota is the owner's
         note_owner = stored_layouts.writer(self.machine, options.identity, options.namespace)
-        self.allocation = ProducerAllocation(self.machine, heap.rank, routing, note_owner, checksum=card.checksum)
+        self.allocation = ProducerAllocation(
+            self.machine, heap.rank, routing, note_owner, backing=heap.backing, checksum=card.checksum
+        )
         self.single = SingleTransfer(heap, self.machine, self.allocation, checksum=card.checksum)
         self.batched = BatchedTransfer(self.single, self.allocation)
         hasher = Hasher(options.namespace, options.identity)
@@ -177,6 +168,8 @@ class MappedWorld:
     def _end(self) -> None:
         number, self._connection = self._connection, -1
         if number >= 0 and os.getpid() == self._process:  # a child of a fork has a copy, and no say
+            if hasattr(self, "heap"):
+                self.heap.close()
             with socket.socket(fileno=number) as connection, contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 

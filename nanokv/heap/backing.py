@@ -10,17 +10,30 @@ the same time may set the word to the lower end: then some is reserved again, wh
 
 import logging
 import os
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import HEAP_CTL, WORD
-from nanokv.heap.world_file import WorldFile, WorldMap
+from nanokv.heap.world_file import WorldMap
 from nanokv.seldom import Seldom
 
 MOST, SHARE = 128 << 20, 16  #: bytes that are reserved ahead of use; at most the 16th part of a segment
 
 _seldom = Seldom(logging.getLogger("nanokv.heap"))
+
+
+class BackedFile(Protocol):
+    """The file of a world, as one of its processes has it."""
+
+    name: str
+    path: Path
+
+    def reserve(self, geometry: Geometry, rank: int, start: int, end: int) -> bool:
+        """Allocate the blocks of a part of a rank's segment. False if there is not enough memory."""
+        ...
 
 
 class Backing:
@@ -30,7 +43,7 @@ class Backing:
         ahead: bytes that are reserved beyond those that are about to be used.
     """
 
-    def __init__(self, file: WorldFile, mapped: WorldMap, geometry: Geometry) -> None:
+    def __init__(self, file: BackedFile, mapped: WorldMap, geometry: Geometry) -> None:
         self._file, self._geometry = file, geometry
         self._begin, self._end = geometry.offsets["heap_base"], geometry.offsets["heap_limit"]
         self.ahead = min(MOST, (self._end - self._begin) // SHARE)

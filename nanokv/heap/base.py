@@ -116,6 +116,18 @@ class Heap(Protocol):
         ...
 
 
+class HasGuests(Heap, Protocol):
+    """A heap whose segments lie in a file that guests may map (`guest`), if its geometry has such."""
+
+    def file_for_guest(self) -> int:
+        """A descriptor of the file, which shares no lock with others. It is the caller's, who gives it to a guest.
+
+        Raises:
+            HeapUnavailable: this heap is closed, or the file cannot be opened.
+        """
+        ...
+
+
 class ElasticHeap(Heap, Protocol):
     """A heap whose ranks come and go (`elastic`)."""
 

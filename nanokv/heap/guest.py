@@ -1,25 +1,29 @@
-"""The segments of a world of another process of this host, as a guest maps them.
+"""The segments of a world of another process, as a guest maps them.
 
-The owner's process has let it in (`LocalWorld.admit`), and has given it the descriptor of the memory. A guest is a
-producer and a reader like a rank: it has a number, an incarnation, and a record of what it has in flight in each
-segment. It owns no segment and has no poller, and no key has its home with it.
+A guest is a producer and a reader like a rank: it has a number behind those of the ranks, an incarnation, and a record
+of what it has in flight in each segment. It owns no segment and has no poller, and no key has its home with it. A
+process of the world has given it a descriptor of the world's file (`HasGuests.file_for_guest`): that of a world with a
+name, or one without (`local`).
+
+It takes its number as a rank does: by the lock of a byte of the file (`world_file.guest_lock`), which the kernel gives
+back when it has ended, however that happens. All ranks of the world see by that lock whether it lives.
 
 Guarantees
-- While a guest is there, the owner takes nothing back that it may touch: it counts itself in flight as ranks do
+- While a guest is there, no owner takes anything back that it may touch: it counts itself in flight as ranks do
   (`device/protocol/activity.py`).
-- When it has ended, however that happens, the pollers of the owner take what it left: it is a dead producer.
+- When it has ended, the pollers take what it left: it is a dead producer.
 
-Why that suffices: the owner lets go of a guest when the connection over which it came has ended at the other end. The
-kernel closes the descriptors of a process when none of its threads runs any more, and a guest that lives ends its
-connection last. No child of a fork has the mapping.
+Why that suffices: the kernel closes the descriptors of a process when none of its threads runs any more, and a guest
+that lives closes its file last. A child of a fork has neither the mapping nor the lock.
 """
 
+import ctypes
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import NamedTuple
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -27,66 +31,123 @@ import torch
 
 from nanokv.device.machines.records import Bell
 from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.host_records import SECOND
 from nanokv.device.segment.layout import HEAP_CTL, WORD
+from nanokv.device.segment.views import SegmentView
+from nanokv.errors import HeapUnavailable
 from nanokv.heap.backing import Backing
 from nanokv.heap.base import Liveness
 from nanokv.heap.futex import Doorbell, WorldBell
-from nanokv.heap.local import BELL_BYTES
-from nanokv.heap.mapping import keep_from_children, populate, shared
+from nanokv.heap.locks import LockFile
+from nanokv.heap.mapping import keep_from_children, populate
+from nanokv.heap.process_heap import LIVENESS_SECONDS
+from nanokv.heap.world_file import guest_lock, map_file
+from nanokv.heap.world_file_layout import WORLD_MAGIC, WORLD_VERSION, segments_base
 
 _BLOCK = 512  #: bytes, of stat(2)
 _CHUNK = 4 << 20  #: bytes, found at a time
+_BUMP = HEAP_CTL.offsets["bump_ptr"]
 _REST = 0.5  #: seconds between two looks for pages
 
 
-class Admission(NamedTuple):
-    """What a guest is told when it is let in."""
+class _GuestFile:
+    """What `Backing` needs of a world's file."""
 
-    number: int  #: behind the ranks
-    incarnation: int
+    def __init__(self, name: str, locks: LockFile, geometry: Geometry) -> None:
+        self.name, self.path = name, Path(f"/proc/self/fd/{locks.fd}")
+        self._locks, self._first, self._size = locks, segments_base(geometry.world_size), geometry.segment_bytes
+
+    def reserve(self, geometry: Geometry, rank: int, start: int, end: int) -> bool:
+        """Allocate the blocks of a part of a rank's segment. False if there is not enough memory."""
+        return self._locks.allocate(self._first + rank * self._size + start, end - start)
 
 
 class GuestHeap:
     """A world that is mapped; a `Heap` whose rank is the guest's number.
 
     Args:
-        memory: the descriptor of `LocalWorld.memory`; it may be closed afterwards.
+        name: for messages.
+        file: a descriptor of the world's file that shares no lock with others; it belongs to this object from here on.
         geometry: of the world.
 
     Raises:
-        HeapUnavailable: the memory cannot be mapped.
+        HeapUnavailable: the file cannot be mapped, is of another world or build, or has as many guests as it takes.
     """
 
     kind = "guest"
-    recovered = elastic = False
+    recovered = False
     device = torch.device("cpu")
-    backing: Backing | None = None
+    backing: Backing | None
 
     @torch.inference_mode(False)
-    def __init__(self, name: str, memory: int, geometry: Geometry, admission: Admission) -> None:
+    def __init__(self, name: str, file: int, geometry: Geometry) -> None:
         self.name, self.geometry, self.world_size = name, geometry, geometry.world_size
-        self.rank, self.incarnation = admission
-        size = geometry.segment_bytes
-        word = shared(memory, 0, BELL_BYTES, "the bell")
-        self._raw = [
-            shared(memory, BELL_BYTES + rank * size, size, f"segment {rank}") for rank in range(self.world_size)
-        ]
-        for each in (word, *self._raw):
-            keep_from_children(each)
-        bell = WorldBell(word[:4].view(np.uint32))
-        self._bells = [Doorbell(raw, bell) for raw in self._raw]
-        self._segments = [torch.from_numpy(raw) for raw in self._raw]
-        self.bases = [segment.data_ptr() for segment in self._segments]
-        at = HEAP_CTL.offsets["closed"]
-        self._closed = [raw[at : at + 4].view(np.uint32).data for raw in self._raw]
-        at = HEAP_CTL.offsets["bump_ptr"]
-        self._bumps = [raw[at : at + WORD].view(np.uint64).data for raw in self._raw]
-        # Each process finds each page for itself, when it first uses it, which takes longer than a small put. So a
-        # thread finds those that there are: what producers have used, or all if the owner has faulted them in.
-        payload = geometry.offsets["heap_limit"] - geometry.offsets["heap_base"]
-        self._is_whole = os.fstat(memory).st_blocks * _BLOCK >= self.world_size * payload
+        self._locks = LockFile(file)
+        try:
+            self._map(geometry)
+            self.rank = self._take_number()
+        except BaseException:
+            self._locks.close()
+            raise
+        self.incarnation = self._begin_incarnation()
         self._found = [0] * self.world_size  # bytes of each segment
         threading.Thread(target=_find_pages, args=(weakref.ref(self),), name="nanokv-guest-pages", daemon=True).start()
+
+    def _map(self, geometry: Geometry) -> None:
+        size, count = geometry.segment_bytes, self.world_size
+        try:
+            fd = os.open(f"/proc/self/fd/{self._locks.fd}", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                about = os.fstat(fd)
+                if about.st_size != segments_base(count) + count * size:
+                    raise HeapUnavailable(
+                        f"the file has {about.st_size} bytes, not those of {count} segments of {size}"
+                    )
+                mapped = map_file(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise HeapUnavailable(f"the file cannot be mapped: {error.strerror}") from None
+        head = mapped.header[0]
+        stated = int(head["magic"]), int(head["version"]), int(head["world_size"]), int(head["segment_bytes"])
+        if stated != (WORLD_MAGIC, WORLD_VERSION, count, size):
+            raise HeapUnavailable("the file is that of no world, of another one, or of another version")
+        for rank, part in enumerate(mapped.parts):
+            why = geometry.mismatch(part[: HEAP_CTL.size].view(HEAP_CTL.dtype))
+            if why:
+                raise HeapUnavailable(f"segment {rank}: {why}")
+        keep_from_children(mapped.area, about.st_size)
+        self._mapped = mapped
+        self.elastic = bool(mapped.options().get("elastic"))
+        self.backing = Backing(_GuestFile(self.name, self._locks, geometry), mapped, geometry) if self.elastic else None
+        bell = WorldBell(mapped.header["waiting"])
+        self._bells = [Doorbell(part, bell) for part in mapped.parts]
+        self._segments = [torch.from_numpy(part) for part in mapped.parts]
+        self._activities = [SegmentView(part, geometry).activity for part in mapped.parts]
+        self.bases = [segment.data_ptr() for segment in self._segments]
+        controls = [part[: HEAP_CTL.size].view(HEAP_CTL.dtype) for part in mapped.parts]
+        self._closed = [control["closed"].data for control in controls]
+        self._bumps = [part[_BUMP : _BUMP + WORD].view(np.uint64).data for part in mapped.parts]
+        self._trusted_until = [0.0] * count
+        # Each process finds each page for itself, when it first uses it, which takes longer than a small put. So a
+        # thread finds those that there are: what producers have used, or all if the owners have faulted them in.
+        payload = geometry.offsets["heap_limit"] - geometry.offsets["heap_base"]
+        self._is_whole = about.st_blocks * _BLOCK >= count * payload
+
+    def _take_number(self) -> int:
+        for guest in range(self.geometry.guests):
+            if self._locks.try_lock(guest_lock(guest)):
+                return self.world_size + guest
+        raise HeapUnavailable(f"the world has guests={self.geometry.guests}, and all are there")
+
+    def _begin_incarnation(self) -> int:
+        """Begin a new incarnation in every segment. The last one has ended: none of its operations is in flight."""
+        records = [activity[self.rank] for activity in self._activities]
+        incarnation = 1 + max(int(record["incarnation"]) for record in records)
+        for record in records:
+            record["in_flight0"] = record["in_flight1"] = 0
+            record["incarnation"] = incarnation
+        return incarnation
 
     def find_some_pages(self) -> float:
         """Find some of the pages that there are. Returns seconds until there may be more; below 0: never."""
@@ -105,17 +166,28 @@ class GuestHeap:
         return self._segments[rank]
 
     def host_view(self, rank: int) -> npt.NDArray[np.uint8] | None:
-        return self._raw[rank]
+        return self._mapped.parts[rank]
 
     def alive(self, rank: int, incarnation: int) -> bool:
-        return True  # only the owner knows who has ended
+        return True  # the pollers of the ranks ask, and this is none
 
     def peer_closed(self, rank: int) -> bool:
-        return bool(self._closed[rank][0])
+        """Answer as `Heap.peer_closed`; the end of a process is seen LIVENESS_SECONDS later at the most."""
+        now = time.monotonic()
+        if self._closed[rank][0]:
+            return True
+        if now < self._trusted_until[rank]:
+            return False
+        if not self._locks.held(rank):
+            return True
+        self._trusted_until[rank] = now + LIVENESS_SECONDS
+        return False
 
     def liveness(self) -> Liveness:
         closed = [base + HEAP_CTL.offsets["closed"] for base in self.bases]
-        return Liveness(closed, [True] * self.world_size, 0, 0, (self._raw,))
+        nobody, trust = [False] * self.world_size, int(LIVENESS_SECONDS * SECOND)
+        word = ctypes.addressof(self._locks.word)
+        return Liveness(closed, nobody, word, trust, (self._mapped, self._locks))
 
     def barrier(self, timeout: float) -> None:
         raise AssertionError("a guest is no rank, which all others would wait for")
@@ -133,7 +205,8 @@ class GuestHeap:
         self._bells[rank].ring()
 
     def close(self) -> None:
-        """Let go of the memory: it stays mapped while something of it is in use."""
+        """Give the number back. The memory stays mapped while something of it is in use. Idempotent."""
+        self._locks.close()
 
 
 def _find_pages(heap: "weakref.ref[GuestHeap]") -> None:

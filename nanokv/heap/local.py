@@ -3,11 +3,10 @@
 All ranks die with the process, so a rank is alive until it closes, and never comes back; but in an elastic world ranks
 join and leave. Then the memory of all segments is there from the start, and the system gives it as it is used.
 
-Guests are other processes of this host that map the segments (`guest`). Each is let in, under a number behind those of
-the ranks, and let go of when it has ended: then whatever it left unfinished is that of a dead producer.
+Guests are other processes of this host that map the segments (`guest`). For them the segments lie in a file, as those
+of a world of processes do, but for its name.
 """
 
-import mmap
 import os
 import secrets
 import threading
@@ -28,14 +27,16 @@ from nanokv.heap.base import Liveness
 from nanokv.heap.futex import DEVICE_POLL, Doorbell, WorldBell
 from nanokv.heap.gpu_driver import FineGrainedMemory, is_amd
 from nanokv.heap.gpu_peer_access import check_pairs, enable_access
+from nanokv.heap.locks import LockFile
 from nanokv.heap.mapped_tensor import tensor_at
 from nanokv.heap.mapping import anonymous, area_of, give_back, shareable, shared
 from nanokv.heap.mapping import prefault as map_ahead
 from nanokv.heap.segment_in_tensor import control_of, finish_work, initialise, mark_closed, on_device, store
+from nanokv.heap.world_file import guest_lock
+from nanokv.heap.world_file_layout import HEADER, RANK, WORLD_MAGIC, WORLD_VERSION, segments_base
 from nanokv.heap.world_spec import WorldSpec
 
 Device = str | torch.device
-BELL_BYTES = mmap.PAGESIZE  #: before the first segment, in memory that guests map
 
 
 class LocalWorld:
@@ -49,8 +50,7 @@ class LocalWorld:
     Attributes:
         devices: where each rank's segment lies.
         shared: objects that the ranks share, by name.
-        memory: the descriptor of the memory of all segments, in their order, behind a page whose first word is that of
-            the bell; -1: nobody may map it.
+        file: in which the segments lie, if guests may map them.
 
     Raises:
         InvalidArgument: a device that cannot hold segments, or CPU and GPUs in one world.
@@ -70,26 +70,19 @@ class LocalWorld:
         there = [ranks is None or rank in ranks for rank in range(world_size)]
         self.devices = _devices_of_ranks(device, world_size)
         self.shared: dict[str, Any] = {}
-        guests = spec.geometry.guests
-        if guests and self.devices[0].type != "cpu":
+        if spec.geometry.guests and self.devices[0].type != "cpu":
             raise InvalidArgument(f"guests map segments in host memory, not on {self.devices[0]}")
-        #: by rank, and behind them by guest
-        self.closed = [not here for here in there] + [True] * guests
-        self.incarnations = [int(here) for here in there] + [0] * guests
+        self.closed = [not here for here in there]
+        self.incarnations = [int(here) for here in there]
         self.changed = threading.Condition()  #: guards `closed` and `arrived`
         self.leaving: set[int] = set()  #: ranks that peers see as closed
         self.adopted: set[int] = set()  #: ranks for which another one acts
         self.arrived = [0] * world_size
-        self.memory, word = -1, np.zeros(1, np.uint32)
-        if guests:
-            nbytes = BELL_BYTES + world_size * spec.geometry.segment_bytes
-            self.memory = shareable(nbytes, f"world {spec.name}")
-            self._let_go = weakref.finalize(self, os.close, self.memory)
-            word = shared(self.memory, 0, BELL_BYTES, "the bell")[: word.nbytes].view(word.dtype)
-        self.bell = WorldBell(word)
+        world_id = secrets.randbits(63) | 1
+        self.file = _SharedFile(spec, world_id, there) if spec.geometry.guests else None
+        self.bell = WorldBell(np.zeros(1, np.uint32) if self.file is None else self.file.waiting)
         self.raw: list[npt.NDArray[np.uint8] | None] = []
         self.tensors: list[torch.Tensor] = []
-        world_id = secrets.randbits(63) | 1
         for rank in range(world_size):
             self._allocate(rank)
             block = (spec.control_block if there[rank] else spec.absent_block)(rank, world_id)
@@ -129,8 +122,12 @@ class LocalWorld:
                     f"rank {rank} has closed without leaving: it cannot come back before its segment is adopted"
                 )
             self.incarnations[rank] += 1
-            self.arrived[rank] = max(n for n, closed in zip(self.arrived, self.closed, strict=False) if not closed)
-            self._store_activity(rank, incarnation=self.incarnations[rank])
+            self.arrived[rank] = max(n for n, closed in zip(self.arrived, self.closed, strict=True) if not closed)
+            at = ACTIVITY_BASE.value + rank * ACTIVITY.size + ACTIVITY.offsets["incarnation"]
+            for tensor in self.tensors:
+                store(tensor, at, ACTIVITY.dtype["incarnation"], self.incarnations[rank])
+            if self.file is not None:
+                self.file.locks.try_lock(rank)
             epoch = int(control_of(self.tensors[rank])[0]["epoch"]) + 1
             first = self.spec.geometry.offsets["heap_base"]
             for name, value in (("epoch", epoch), ("bump_ptr", first), ("closed", 0)):
@@ -140,43 +137,6 @@ class LocalWorld:
             self.closed[rank] = False
             self.changed.notify_all()
         return self._heaps[rank]
-
-    def _store_activity(self, producer: int, **words: int) -> None:
-        """Write words of the ACTIVITY record of a rank or a guest, in all segments."""
-        at = ACTIVITY_BASE.value + producer * ACTIVITY.size
-        for tensor in self.tensors:
-            for name, value in words.items():
-                store(tensor, at + ACTIVITY.offsets[name], ACTIVITY.dtype[name], value)
-
-    @torch.inference_mode(False)
-    def admit(self) -> tuple[int, int]:
-        """Let a guest in: its number, and its incarnation.
-
-        Raises:
-            HeapUnavailable: there are as many as there may be, or the world has ended.
-        """
-        ranks, guests = self.spec.geometry.world_size, self.spec.geometry.guests
-        with self.changed:
-            if not self.tensors:
-                raise HeapUnavailable("all ranks of the world have closed: it has ended")
-            free = [number for number in range(ranks, ranks + guests) if self.closed[number]]
-            if not free:
-                raise HeapUnavailable(f"the world has guests={guests}, and all are there")
-            number = min(free, key=self.incarnations.__getitem__)
-            # the last one of this number has ended: none of its operations is in flight
-            self._store_activity(number, in_flight0=0, in_flight1=0)
-            self.incarnations[number] += 1
-            self.closed[number] = False  # before the next word: else the pollers count a death too many
-            self._store_activity(number, incarnation=self.incarnations[number])
-            return number, self.incarnations[number]
-
-    def dismiss(self, number: int) -> None:
-        """A guest has ended: it does not touch the memory any more. The pollers take what it left unfinished."""
-        with self.changed:
-            self.closed[number] = True
-            ranks = [rank for rank in range(self.spec.geometry.world_size) if not self.closed[rank]]
-        for rank in ranks:
-            self.wake(rank)
 
     @torch.inference_mode(False)
     def make_absent(self, rank: int) -> None:
@@ -191,10 +151,7 @@ class LocalWorld:
     def _allocate(self, rank: int) -> None:
         what, device, nbytes = f"segment {rank}", self.devices[rank], self.spec.geometry.segment_bytes
         if device.type == "cpu":
-            if self.memory >= 0:
-                raw = shared(self.memory, BELL_BYTES + rank * nbytes, nbytes, what)
-            else:
-                raw = anonymous(nbytes, what)
+            raw = anonymous(nbytes, what) if self.file is None else self.file.segment(rank)
             self.raw.append(raw)
             self.tensors.append(torch.from_numpy(raw))
             return
@@ -231,15 +188,50 @@ class LocalWorld:
             self.leaving.discard(rank)
             if int(control_of(self.tensors[rank])[0]["closed"]) != ABSENT:
                 mark_closed(self.tensors[rank])
-            if all(self.closed[: self.spec.geometry.world_size]):
+            if self.file is not None:
+                self.file.locks.unlock(rank)
+            if all(self.closed):
                 self.raw, self.tensors = [], []
-                if self.memory >= 0:
-                    self.memory = -1
-                    self._let_go()
+                if self.file is not None:
+                    self.file.close()
                 for each in self._heaps:
                     each.bell = None
                 self.shared.clear()
             self.changed.notify_all()
+
+
+class _SharedFile:
+    """The file in which segments lie that guests may map: as that of a world of processes, and without a name."""
+
+    def __init__(self, spec: WorldSpec, world_id: int, there: list[bool]) -> None:
+        geometry, ranks = spec.geometry, spec.geometry.world_size
+        self._first, self._size = segments_base(ranks), geometry.segment_bytes
+        self._fd = shareable(self._first + ranks * self._size, f"world {spec.name}")
+        self._close = weakref.finalize(self, os.close, self._fd)
+        self._head = shared(self._fd, 0, self._first, "the header")
+        header, words = self._head[: HEADER.size].view(HEADER.dtype), self._head[HEADER.size :][: ranks * RANK.size]
+        row = header[0]
+        row["version"], row["world_size"], row["world_id"] = WORLD_VERSION, ranks, world_id
+        row["segments_base"], row["segment_bytes"] = self._first, self._size
+        row["magic"] = WORLD_MAGIC
+        words.view(RANK.dtype)["backed"] = geometry.offsets["heap_limit"]
+        self.waiting: npt.NDArray[np.uint32] = header["waiting"]
+        self.locks = LockFile(self.opened_again())
+        for rank in (rank for rank, here in enumerate(there) if here):
+            self.locks.try_lock(rank)
+
+    def segment(self, rank: int) -> npt.NDArray[np.uint8]:
+        """A rank's segment."""
+        return shared(self._fd, self._first + rank * self._size, self._size, f"segment {rank}")
+
+    def opened_again(self) -> int:
+        """Another descriptor of the file, which shares no lock with this one. It is the caller's."""
+        return os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Close the file, which stays mapped where it is."""
+        self.locks.close()
+        self._close()
 
 
 class LocalHeap:
@@ -273,12 +265,28 @@ class LocalHeap:
         return self.world.raw[rank]
 
     def alive(self, rank: int, incarnation: int) -> bool:
-        if (
-            not 0 <= rank < self.geometry.producers
-            or (incarnation ^ self.world.incarnations[rank]) & PRODUCER_INC_MASK.value
-        ):
+        if self.world_size <= rank < self.geometry.producers:
+            return self._guest_lives(rank, incarnation)
+        if not 0 <= rank < self.world_size:
+            return False
+        if (incarnation ^ self.world.incarnations[rank]) & PRODUCER_INC_MASK.value:
             return False
         return not self.world.closed[rank]
+
+    def _guest_lives(self, number: int, incarnation: int) -> bool:
+        file, segment = self.world.file, self.world.raw[self.rank]
+        assert file is not None and segment is not None
+        at = ACTIVITY_BASE.value + number * ACTIVITY.size + ACTIVITY.offsets["incarnation"]
+        latest = int(segment[at : at + WORD].view(np.uint64)[0])
+        if (incarnation ^ latest) & PRODUCER_INC_MASK.value:
+            return False
+        return file.locks.held(guest_lock(number - self.world_size))
+
+    def file_for_guest(self) -> int:
+        """See `HasGuests`."""
+        self.check_open()
+        assert self.world.file is not None
+        return self.world.file.opened_again()
 
     def peer_closed(self, rank: int) -> bool:
         return self.world.closed[rank] or rank in self.world.leaving

@@ -75,9 +75,9 @@ def shared(descriptor: int, offset: int, nbytes: int, what: str) -> npt.NDArray[
     return np.frombuffer(area, np.uint8)
 
 
-def keep_from_children(raw: npt.NDArray[np.uint8]) -> None:
+def keep_from_children(area: mmap.mmap, nbytes: int) -> None:
     """Let no child of a fork have a mapping."""
-    advise(area_of(raw), mmap.MADV_DONTFORK, 0, raw.nbytes)
+    advise(area, mmap.MADV_DONTFORK, 0, nbytes)
 
 
 def area_of(raw: npt.NDArray[np.uint8]) -> mmap.mmap:

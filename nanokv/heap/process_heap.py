@@ -18,7 +18,7 @@ from nanokv.heap.backing import Backing
 from nanokv.heap.base import Liveness
 from nanokv.heap.futex import DEVICE_POLL, Doorbell, WorldBell
 from nanokv.heap.world_entry import leave
-from nanokv.heap.world_file import WorldFile
+from nanokv.heap.world_file import WorldFile, guest_lock
 from nanokv.heap.world_spec import WorldSpec
 
 _POLL_FIRST, _POLL_LAST = 0.0005, 0.01  #: seconds between two looks at the others
@@ -71,11 +71,14 @@ class ProcessHeap:
         return self._segments[rank]
 
     def alive(self, rank: int, incarnation: int) -> bool:
-        if not 0 <= rank < self.world_size:
+        if not 0 <= rank < self.geometry.producers:
             return False
         if (int(self._incarnations[rank]) ^ incarnation) & PRODUCER_INC_MASK.value:
             return False
-        return self._leave.alive if rank == self.rank else self._file.locks.held(rank)
+        if rank == self.rank:
+            return self._leave.alive
+        byte = rank if rank < self.world_size else guest_lock(rank - self.world_size)
+        return self._file.locks.held(byte)
 
     def peer_closed(self, rank: int) -> bool:
         """Answer as `Heap.peer_closed`; the end of a process is seen LIVENESS_SECONDS later at the most."""

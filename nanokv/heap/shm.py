@@ -189,6 +189,11 @@ class ShmHeap(ProcessHeap):
         if self._ahead is not None:
             self._ahead()
 
+    def file_for_guest(self) -> int:
+        """See `HasGuests`."""
+        self._check_open()
+        return self._file.opened_again()
+
     def close(self) -> None:
         self._end_ahead()
         super().close()

@@ -46,6 +46,13 @@ from nanokv.heap.world_spec import WorldSpec
 __all__ = ["HEADER", "PREFIX", "RANK", "WorldFile", "directory", "path_of"]
 
 _WORLD_LOCK = MAX_RANKS
+_GUEST_LOCKS = MAX_RANKS + 1
+
+
+def guest_lock(guest: int) -> int:
+    """The byte that a guest locks while it is there. guest: from 0."""
+    found: int = _GUEST_LOCKS + guest
+    return found
 
 
 class WorldMap(NamedTuple):
@@ -62,6 +69,12 @@ class WorldMap(NamedTuple):
     header: npt.NDArray[Any]
     ranks: npt.NDArray[Any]
     parts: list[npt.NDArray[np.uint8]]
+
+    def options(self) -> dict[str, Any]:
+        """What all ranks ask for (`WorldSpec.options`); {}: it is not stated."""
+        text = self.header[0]["options"].tobytes().rstrip(b"\0")
+        found: dict[str, Any] = json.loads(text) if text else {}
+        return found
 
 
 class WorldFile:
@@ -284,27 +297,38 @@ class WorldFile:
     # --- mapping ---
     def map(self, *, writable: bool = True) -> WorldMap:
         """Map the whole file of a finished world. Raises HeapUnavailable if that is not possible."""
-        area = self._mapped(writable)
-        whole = np.frombuffer(area, np.uint8)
-        header = whole[: HEADER.size].view(HEADER.dtype)
-        first, size, count = (int(header[0][field]) for field in ("segments_base", "segment_bytes", "world_size"))
-        ranks = whole[HEADER.size :][: count * RANK.size].view(RANK.dtype)
-        return WorldMap(area, header, ranks, [whole[first + r * size :][:size] for r in range(count)])
-
-    def _mapped(self, writable: bool) -> mmap.mmap:
-        """The mapping, made through a descriptor of its own: it must not keep our locks (see `locks`)."""
-        fd = -1
+        fd = self.opened_again()
         try:
-            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            if not os.path.samestat(os.fstat(fd), os.fstat(self.locks.fd)):
-                raise HeapUnavailable(f"{self.path} was replaced by hand")
-            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-            return mmap.mmap(fd, os.fstat(fd).st_size, access=access)
+            return map_file(fd, writable=writable)
         except OSError as error:
             raise HeapUnavailable(f"{self.path} cannot be mapped: {error}") from None
         finally:
-            if fd >= 0:
-                os.close(fd)
+            os.close(fd)
+
+    def opened_again(self) -> int:
+        """Another descriptor of the file, which shares no lock with this one (see `locks`). It is the caller's.
+
+        Raises:
+            HeapUnavailable: the file cannot be opened, or the name means another one.
+        """
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise HeapUnavailable(f"{self.path} cannot be mapped: {error}") from None
+        if not os.path.samestat(os.fstat(fd), os.fstat(self.locks.fd)):
+            os.close(fd)
+            raise HeapUnavailable(f"{self.path} was replaced by hand")
+        return fd
+
+
+def map_file(fd: int, *, writable: bool = True) -> WorldMap:
+    """Map the whole of a finished world's file. The descriptor may be closed afterwards. Raises OSError."""
+    area = mmap.mmap(fd, os.fstat(fd).st_size, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+    whole = np.frombuffer(area, np.uint8)
+    header = whole[: HEADER.size].view(HEADER.dtype)
+    first, size, count = (int(header[0][field]) for field in ("segments_base", "segment_bytes", "world_size"))
+    ranks = whole[HEADER.size :][: count * RANK.size].view(RANK.dtype)
+    return WorldMap(area, header, ranks, [whole[first + r * size :][:size] for r in range(count)])
 
 
 def _open(name: str, path: Path, create: bool) -> int:

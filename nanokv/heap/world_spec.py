@@ -69,6 +69,7 @@ class WorldSpec:
             "max_objects": geometry.hdr_count,
             "ring_slots": geometry.ann_capacity,
             "shards": geometry.shards,
+            "guests": geometry.guests,
             "alloc": self.mode,
             "evict": self.may_evict,
             "water": list(self.water),
@@ -91,7 +92,13 @@ class WorldSpec:
 
 _SIZES = ("world_size", "heap_bytes", "page_bytes")
 _FROM_SIZES = ("size_classes", "max_objects", "ring_slots", "shards")  # their defaults follow from the sizes
-STORED = (*_SIZES, *_FROM_SIZES, "alloc", "elastic")  #: options that cannot change while a world keeps its objects
+STORED = (
+    *_SIZES,
+    *_FROM_SIZES,
+    "guests",
+    "alloc",
+    "elastic",
+)  #: options that cannot change while a world keeps its objects
 
 
 def differing(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from nanokv.cluster.putting import RemotePuts
 from nanokv.cluster.wire.exchanges import WirePuts
 from nanokv.cluster.wire.server import WireServer
 from nanokv.device.fabric.records import PULLED
-from nanokv.heap.local import LocalWorld
+from nanokv.heap.local import LocalHeap
 from nanokv.types import Key, KeyDigest
 
 _ALIKE = 3  #: digests of all keys there are, where keys are alike
@@ -68,7 +68,7 @@ def _not_freed() -> None:
 
     Puller.end = end_if_well  # type: ignore[method-assign]
     WireServer.give_up = lambda self, number: None  # type: ignore[method-assign]
-    LocalWorld.dismiss = lambda self, number: None  # type: ignore[method-assign]
+    LocalHeap.alive = lambda self, rank, incarnation: True  # type: ignore[method-assign]
 
 
 MUTANTS: dict[str, Callable[[], None]] = {

@@ -3,17 +3,17 @@
     guest -> owner   HELLO, as of the wire, with the purpose GUEST
     owner -> guest   WELCOME
     guest -> owner   PROOF    HMAC-SHA256 of the word "guest" under the key of what the asker sends
-    owner -> guest   ADMITTED its number and incarnation, the offset of the owner's clock, HMAC-SHA256 of these under
-                              the key of what the owner sends; and the descriptor of the memory
+    owner -> guest   ADMITTED the offset of the owner's clock, HMAC-SHA256 of it under the key of what the owner
+                              sends; and a descriptor of the world's file
 
-Then nothing is sent any more. The connection, a UNIX socket, stays open as long as the guest is there: who ends it, or
-dies, is gone.
+Then nothing is sent any more. The guest takes a number by a lock of the file, by which all ranks of the world see
+whether it lives (`nanokv.heap.guest`). The connection, a UNIX socket, stays open as long as the guest is there: so each
+end hears at once of the other's.
 
 Guarantees
 - Only who knows the secret, and runs as the same user, gets the descriptor. A HELLO that is sent again does not: PROOF
   needs a key that only who made the HELLO can have.
-- The owner lets go of a guest when the other end of the connection has closed, or its process has ended, and not
-  before: then no thread of it can write to the memory any more. One that was told to go, and goes on, stays admitted.
+- A guest that is told to go, and goes on, has its number until it ends it.
 - A guest that sees the connection end begins nothing new there; what it has begun comes to its end in memory that
   stays mapped.
 """
@@ -36,14 +36,13 @@ from nanokv.cluster.wire.client import connected, exactly
 from nanokv.cluster.wire.handshake import GUEST, WELCOME_BYTES, Asker, Greeting, NoHandshake
 from nanokv.device.segment.clock import offset_ns
 from nanokv.errors import HeapUnavailable
-from nanokv.heap.guest import Admission
-from nanokv.heap.local import LocalWorld
+from nanokv.heap.base import HasGuests
 
 _log = logging.getLogger("nanokv.cluster.wire")
 
 _PROOF = b"guest"
 _TAG = 32
-_ADMITTED = struct.Struct("<qqq")  # number, incarnation, offset of the clock
+_ADMITTED = struct.Struct("<q")  # offset of the clock
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 PROOF_SECONDS = 5.0  #: by then a guest must have sent its PROOF
 _REST = 0.01  #: seconds after what should not happen
@@ -58,11 +57,11 @@ def user_of(made: socket.socket) -> tuple[int, int]:
 
 # --- the owner ----------------------------------------------------------------------------------
 class _Connection:
-    """A guest's connection. `number`: 0 before it is let in."""
+    """A guest's connection. `is_in`: whether it has been given the file."""
 
     def __init__(self, made: socket.socket, asker: Asker) -> None:
         self.socket, self.asker, self.since = made, asker, time.monotonic()
-        self.number = self.process = 0
+        self.is_in, self.process = False, 0
 
 
 class Guests:
@@ -74,8 +73,8 @@ class Guests:
         refused: told why somebody was not let in.
     """
 
-    def __init__(self, world: LocalWorld, refused: Callable[[str], None]) -> None:
-        self._world, self._refused = world, refused
+    def __init__(self, heap: HasGuests, refused: Callable[[str], None]) -> None:
+        self._heap, self._refused = heap, refused
         self._there: dict[int, _Connection] = {}  # by descriptor: of the socket, and of the process
         self._epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -89,7 +88,7 @@ class Guests:
     @property
     def count(self) -> int:
         """How many guests there are."""
-        return len({id(each) for each in list(self._there.values()) if each.number})
+        return len({id(each) for each in list(self._there.values()) if each.is_in})
 
     def add(self, made: socket.socket, asker: Asker) -> None:
         """Take a connection that has shaken hands. From any thread."""
@@ -119,7 +118,7 @@ class Guests:
             os.close(self._wake)
 
     def _turn(self) -> None:
-        strangers = any(not each.number for each in self._there.values())
+        strangers = any(not each.is_in for each in self._there.values())
         for descriptor, _ in self._epoll.poll(PROOF_SECONDS if strangers else None):
             if descriptor == self._wake:
                 os.eventfd_read(self._wake)
@@ -127,7 +126,7 @@ class Guests:
                 self._look_at(each, descriptor)
         self._take_new()
         for each in set(self._there.values()):
-            if not each.number and (self._closing or time.monotonic() >= each.since + PROOF_SECONDS):
+            if not each.is_in and (self._closing or time.monotonic() >= each.since + PROOF_SECONDS):
                 self._drop(each, "" if self._closing else "it sent no proof")
             elif self._closing:
                 with contextlib.suppress(OSError):
@@ -147,8 +146,8 @@ class Guests:
                 self._drop(each)
                 return
             said = each.socket.recv(_TAG)
-            if each.number or not said:  # a guest says nothing: its end has come
-                self._drop(each, "" if each.number else "it has closed")
+            if each.is_in or not said:  # a guest says nothing: its end has come
+                self._drop(each, "" if each.is_in else "it has closed")
             elif not hmac.compare_digest(said, _tag(each.asker.keys.asks, _PROOF)):
                 self._drop(each, "it has no proof")
             else:
@@ -168,11 +167,13 @@ class Guests:
         if each.process:
             self._there[each.process] = each
             self._epoll.register(each.process, select.EPOLLIN)
-        admission = Admission(*self._world.admit())
-        each.number = admission.number
-        said = _ADMITTED.pack(*admission, offset_ns())
-        socket.send_fds(each.socket, [said + _tag(each.asker.keys.answers, said)], [self._world.memory])
-        _log.info("member %s has mapped the memory of this one, as guest %d", each.asker.who.id, admission.number)
+        said, file = _ADMITTED.pack(offset_ns()), self._heap.file_for_guest()
+        try:
+            socket.send_fds(each.socket, [said + _tag(each.asker.keys.answers, said)], [file])
+        finally:
+            os.close(file)
+        each.is_in = True
+        _log.info("member %s may map the memory of this one", each.asker.who.id)
 
     def _drop(self, each: _Connection, why: str = "") -> None:
         for descriptor in filter(None, (each.socket.fileno(), each.process)):
@@ -181,8 +182,10 @@ class Guests:
         each.socket.close()
         if each.process:
             os.close(each.process)
-        if each.number:
-            self._world.dismiss(each.number)
+        if each.is_in:  # what it has left is looked for now, and not with the next object
+            for rank in range(self._heap.world_size):
+                if not self._heap.peer_closed(rank):
+                    self._heap.wake(rank)
         if why:
             self._refused(f"as a guest, from {each.asker.who.id}: {why}")
 
@@ -192,8 +195,7 @@ class Admitted(NamedTuple):
     """What a guest has been given."""
 
     connection: socket.socket  #: open as long as the memory is used
-    memory: int  #: a descriptor, of the caller's own
-    admission: Admission
+    file: int  #: a descriptor of the world's file, of the caller's own
 
 
 def enter(address: str, secret: bytes, me: Sender, to: Sender, timeout: float) -> Admitted:
@@ -212,10 +214,10 @@ def enter(address: str, secret: bytes, me: Sender, to: Sender, timeout: float) -
         said, given, _, _ = socket.recv_fds(made, _ADMITTED.size + _TAG, 1, socket.MSG_CMSG_CLOEXEC)
         try:
             if len(said) != _ADMITTED.size + _TAG or len(given) != 1:
-                raise HeapUnavailable("it has as many guests as it takes, or runs as another user")
+                raise HeapUnavailable("it lets nobody in, or runs as another user")
             if not hmac.compare_digest(said[-_TAG:], _tag(keys.answers, said[:-_TAG])):
                 raise NoHandshake("what it says is not its own")
-            number, incarnation, offset = _ADMITTED.unpack(said[:-_TAG])
+            (offset,) = _ADMITTED.unpack(said[:-_TAG])
             if offset != offset_ns():
                 raise HeapUnavailable("it lives in another time namespace: its times are others")
         except BaseException:
@@ -226,7 +228,7 @@ def enter(address: str, secret: bytes, me: Sender, to: Sender, timeout: float) -
     except BaseException:
         made.close()
         raise
-    return Admitted(made, given[0], Admission(number, incarnation))
+    return Admitted(made, given[0])
 
 
 def _tag(key: bytes, said: bytes) -> bytes:

@@ -64,6 +64,7 @@ from nanokv.dtypes import DTYPE_BYTES
 from nanokv.errors import NanoKVError
 from nanokv.heap.base import Heap
 from nanokv.heap.local import LocalHeap
+from nanokv.heap.shm import ShmHeap
 from nanokv.seldom import Seldom
 from nanokv.transfer.object_calls import Routing
 from nanokv.types import KeyDigest
@@ -181,8 +182,8 @@ class WireServer:
         heap = None if world is None else world.heap
         #: for guests; None: the world lets none in
         self._guests: Guests | None = None
-        if isinstance(heap, LocalHeap) and heap.geometry.guests:
-            self._guests = Guests(heap.world, lambda why: self._counts.add(DropReason.STRANGER, why))
+        if isinstance(heap, LocalHeap | ShmHeap) and heap.geometry.guests:
+            self._guests = Guests(heap, lambda why: self._counts.add(DropReason.STRANGER, why))
         self._process = os.getpid()
         atexit.register(self.close)  # else the native thread would go on in memory that is not there any more
         for thread in self._threads:
