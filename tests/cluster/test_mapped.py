@@ -25,7 +25,7 @@ from nanokv.device.machines.records import NO_TERMS
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
-from nanokv.heap.local import LocalWorld
+from nanokv.heap.local import LocalHeap
 from nanokv.transfer.descriptors import RAW
 from tests.support.faults import Calls, Limits
 from tests.support.forks import check_refused
@@ -107,10 +107,9 @@ def test_a_guest_that_leaves_makes_room_for_another(
     map_others(first)
     for each in (first, second):
         exchange(each, owner, each.node)
-    until(lambda: "it has as many guests as it takes" in caplog.text)
+    until(lambda: "the world has guests=1, and all are there" in caplog.text)
     assert way(first, owner) == "mapped" and way(second, owner).startswith("wire")
-    assert "n0.0 is not mapped, its objects go over the wire: it has as many guests as it takes" in caplog.text
-    assert owner.stats()["messages_dropped_stranger"] >= 1 and "guests=1, and all are there" in caplog.text
+    assert "n0.0 is not mapped, its objects go over the wire: the world has guests=1" in caplog.text
     first.close()
     until(lambda: owner.stats()["guests"] == 0 and owner.nodes == second.nodes == ["n0", "n2"])
 
@@ -126,7 +125,7 @@ def test_a_guest_that_leaves_makes_room_for_another(
 @pytest.mark.parametrize(
     ("owner", "name", "value", "says"),
     [
-        (guests, "user_of", (0, 65533), "it has as many guests as it takes, or runs as another user"),
+        (guests, "user_of", (0, 65533), "it lets nobody in, or runs as another user"),
         (mapped, "machine_of", HeapUnavailable("no memory"), "no memory"),
         (Geometry, "mismatch", "layout version 9", "segment 0: layout version 9"),
     ],
@@ -205,11 +204,13 @@ def test_nobody_gets_the_memory_without_a_proof(make_cluster: MakeCluster) -> No
 def test_the_memory_has_the_size_that_it_has() -> None:
     with nanokv.NanoKVCache(1 << 20, page_bytes=PAGE, guests=1) as world:
         heap = world.engine.heap
-        assert isinstance(getattr(heap, "world", None), LocalWorld)
+        assert isinstance(heap, LocalHeap)
+        file = heap.file_for_guest()
         with pytest.raises(PermissionError):
-            os.ftruncate(heap.world.memory, 0)  # type: ignore[attr-defined]
-    with pytest.raises(HeapUnavailable, match="it has ended"):
-        heap.world.admit()  # type: ignore[attr-defined]
+            os.ftruncate(file, 0)
+        os.close(file)
+    with pytest.raises(HeapUnavailable):
+        heap.file_for_guest()
 
 
 @pytest.mark.parametrize(
@@ -217,8 +218,7 @@ def test_the_memory_has_the_size_that_it_has() -> None:
     [
         ({"guests": -1}, "guests must be"),
         ({"guests": 1 << 20}, "guests must be 0 to 1023"),
-        ({"guests": 1, "heap": "shm"}, "guests needs"),
-        ({"guests": 1, "name": "a-world-of-many"}, "guests needs heap='local'"),
+        ({"guests": 1, "heap": "torch_symm"}, "guests needs"),
         ({"guests": 1, "alloc": "host"}, "guests needs alloc='device'"),
     ],
 )
