@@ -93,8 +93,9 @@ class Options:
         elastic: ranks come and go while the world runs (docs/elastic.md); `world_size` is the most that there can be.
             Only with alloc="device", in heaps "shm" and "local".
         guests: how many processes of other nodes on this host may map the segments at a time, so that their puts and
-            gets copy once, and wait for nobody (docs/cluster.md). The memory is then shared, which the system gives in
-            pages of 4 KiB unless it lets shared memory have huge ones. Only with alloc="device", in heap "local".
+            gets copy once, and wait for nobody (docs/cluster.md). Only with alloc="device", in heap "shm" (default: 16)
+            and "local" (default: 0). There the memory is then shared too, which the system gives in pages of 4 KiB
+            unless it lets shared memory have huge ones.
         promote: after so many reads by this rank of an object that lies on another rank, this rank makes a copy in its
             own segment, in the background (docs/replicas.md). 0: never.
         costs: what a read from each rank costs this one, one number >= 0 per rank: a get takes the nearest copy. This
@@ -121,7 +122,7 @@ class Options:
     on_stale: Stale = option(one_of(get_args(Stale)), "error")
     checksum: bool = option(FLAG, False)
     elastic: bool = option(FLAG, False)
-    guests: int = option(whole(0), 0)
+    guests: int | None = option(or_none(whole(0)), None)
     promote: int = option(whole(0), 0)
     costs: tuple[float, ...] | None = option(or_none(_checked_costs), None)
     heap: HeapKind | None = option(one_of((None, *KINDS)), None)
@@ -189,7 +190,7 @@ class LocalOptions(TypedDict, total=False):
     rpc_timeout: float
     checksum: bool
     elastic: bool
-    guests: int
+    guests: int | None
     promote: int
     costs: Sequence[float] | None
 

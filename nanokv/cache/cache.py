@@ -31,7 +31,7 @@ from nanokv.arguments import FOREVER, integer, listed, number, seconds
 from nanokv.background import Handle
 from nanokv.cache.changed_terms import change_terms
 from nanokv.cache.ending import Gone, end_when_dropped, forked
-from nanokv.cache.engine import Engine, attach, plan_geometry, world_spec
+from nanokv.cache.engine import Engine, attach, heap_kind, plan_geometry, world_spec
 from nanokv.config import CacheOptions, Options, given_name, make_options, rank_from_env, world_size_from_env
 from nanokv.device.machines.own_memory import plain_tensor, plainly
 from nanokv.device.machines.records import NO_TERMS, Found, Place
@@ -109,8 +109,10 @@ class NanoKVCache:
         master_rank = integer("master_rank", master_rank, 0, world_size - 1)
         if name is not None and not (isinstance(name, str) and name):
             raise InvalidArgument(f"name must be a non-empty str, not {name!r}")
-        geometry = plan_geometry(heap_bytes, page_bytes, world_size, chosen)
-        heap = attach(given_name() if name is None else name, geometry, rank, chosen, master_rank)
+        name = given_name() if name is None else name
+        kind = heap_kind(name, world_size, chosen)
+        geometry = plan_geometry(heap_bytes, page_bytes, world_size, chosen, kind)
+        heap = attach(kind, name, geometry, rank, chosen, master_rank)
         self._begin(Engine(heap, master_rank, chosen))
 
     @classmethod

@@ -34,10 +34,11 @@ from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Terms
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import POLICIES, Geometry
+from nanokv.device.segment.layout import MAX_PRODUCERS
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import CacheClosed, HeapUnavailable, InvalidArgument, NanoKVError, WaitTimeout
 from nanokv.fsck.recovery import examine
-from nanokv.heap import Heap, WorldSpec, open_heap
+from nanokv.heap import Heap, HeapKind, WorldSpec, open_heap
 from nanokv.heap.process_heap import ProcessHeap
 from nanokv.host_poller.poller import Poller
 from nanokv.keys.digests import Digests
@@ -255,10 +256,24 @@ class Engine:
 
 
 # --- what an engine is made of ------------------------------------------------------------------
-def plan_geometry(heap_bytes: int, page_bytes: int, world_size: int, options: Options) -> Geometry:
+GUESTS = 16  #: that a world takes in shared memory, if its options do not say how many
+
+
+def heap_kind(name: str | None, world_size: int, options: Options) -> HeapKind:
+    """The provider that the options ask for, or that suits the name and the size."""
+    return options.heap or ("local" if name is None and world_size == 1 else "shm")
+
+
+def plan_geometry(
+    heap_bytes: int, page_bytes: int, world_size: int, options: Options, kind: HeapKind = "local"
+) -> Geometry:
     """The geometry of a world. Raises InvalidArgument, naming the size that is wrong, or if `costs` are too few."""
     if options.costs is not None and len(options.costs) != world_size:
         raise InvalidArgument(f"costs must have one number per rank, {world_size}, not {len(options.costs)}")
+    guests = options.guests
+    if guests is None:  # where the memory is shared anyway they cost some lines of it
+        takes_some = kind == "shm" and options.alloc == "device"
+        guests = max(min(GUESTS, MAX_PRODUCERS - world_size), 0) if takes_some else 0
     try:
         return Geometry.plan(
             integer("heap_bytes", heap_bytes, 1),
@@ -269,7 +284,7 @@ def plan_geometry(heap_bytes: int, page_bytes: int, world_size: int, options: Op
             ring_slots=options.ring_slots,
             shards=options.shards,
             many=_on_gpu(options),
-            guests=options.guests,
+            guests=guests,
         )
     except ValueError as error:
         raise InvalidArgument(str(error)) from None
@@ -305,13 +320,14 @@ def world_spec(geometry: Geometry, options: Options, name: str = "local", master
     )
 
 
-def attach(name: str | None, geometry: Geometry, rank: int, options: Options, master_rank: int = 0) -> Heap:
-    """Join (or make) a world of the provider that the options ask for, or that suits the name and the size.
+def attach(
+    kind: HeapKind, name: str | None, geometry: Geometry, rank: int, options: Options, master_rank: int = 0
+) -> Heap:
+    """Join (or make) a world of a provider.
 
     Raises:
         InvalidArgument: an option that the provider does not have, or more ranks than it can have.
     """
-    kind = options.heap or ("local" if name is None and geometry.world_size == 1 else "shm")
     if not all(isinstance(each, str) for each in options.heap_options):
         raise InvalidArgument(f"heap_options must have names that are str, not {list(options.heap_options)}")
     spec = world_spec(geometry, options, name or job_name(), master_rank)

@@ -190,6 +190,7 @@ class MappedWorlds:
         self._secret, self._me, self._place, self._options = secret, me, place, options
         self._worlds: dict[int, MappedWorld] = {}  # by incarnation of the member
         self._not_before: dict[int, float] = {}  # by incarnation, of who has not let this process in
+        self._entering: set[WorldId] = set()  # one member of a world is asked at a time
         self._lock = threading.Lock()
         self._closed = False
         self._process = os.getpid()
@@ -200,6 +201,7 @@ class MappedWorlds:
             found = self._worlds.get(card.incarnation)
             if found is not None:
                 return found
+        for card in node.cards:
             if card.geometry.guests:
                 self._may_enter(card)
         return None
@@ -223,9 +225,14 @@ class MappedWorlds:
         with self._lock:
             if self._closed or os.getpid() != self._process or now < self._not_before.get(card.incarnation, 0.0):
                 return
+            if card.world in self._entering:
+                return
             self._not_before[card.incarnation] = now + REFUSED_SECONDS
-        with contextlib.suppress(RuntimeError):  # no thread can be started: later, perhaps
+            self._entering.add(card.world)
+        try:
             threading.Thread(target=self._be_guest, args=(card,), name="nanokv-guest", daemon=True).start()
+        except RuntimeError:  # no thread can be started: later, perhaps
+            self._entering.discard(card.world)
 
     def _be_guest(self, card: Card) -> None:
         """Enter, and look until the owner has gone: the work of a thread, which does not keep the world meanwhile."""
@@ -237,8 +244,11 @@ class MappedWorlds:
         except (NanoKVError, NoHandshake, OSError) as error:
             why = str(error)
             _log.info("the memory of member %s is not mapped, its objects go over the wire: %s", card.member, why)
+            with self._lock:
+                self._entering.discard(card.world)
             return
         with self._lock:
+            self._entering.discard(card.world)
             if not self._closed:
                 self._worlds[number] = world
         del world

@@ -40,7 +40,7 @@ from nanokv.heap.base import Liveness
 from nanokv.heap.futex import Doorbell, WorldBell
 from nanokv.heap.locks import LockFile
 from nanokv.heap.mapping import keep_from_children, populate
-from nanokv.heap.process_heap import LIVENESS_SECONDS
+from nanokv.heap.process_heap import LIVENESS_SECONDS, begin_incarnation
 from nanokv.heap.world_file import guest_lock, map_file
 from nanokv.heap.world_file_layout import WORLD_MAGIC, WORLD_VERSION, segments_base
 
@@ -72,6 +72,7 @@ class GuestHeap:
 
     Raises:
         HeapUnavailable: the file cannot be mapped, is of another world or build, or has as many guests as it takes.
+        SegmentCorrupt: a word of it cannot be.
     """
 
     kind = "guest"
@@ -86,10 +87,10 @@ class GuestHeap:
         try:
             self._map(geometry)
             self.rank = self._take_number()
+            self.incarnation = begin_incarnation(f"guest {self.rank}", [each[self.rank] for each in self._activities])
         except BaseException:
             self._locks.close()
             raise
-        self.incarnation = self._begin_incarnation()
         self._found = [0] * self.world_size  # bytes of each segment
         threading.Thread(target=_find_pages, args=(weakref.ref(self),), name="nanokv-guest-pages", daemon=True).start()
 
@@ -139,15 +140,6 @@ class GuestHeap:
             if self._locks.try_lock(guest_lock(guest)):
                 return self.world_size + guest
         raise HeapUnavailable(f"the world has guests={self.geometry.guests}, and all are there")
-
-    def _begin_incarnation(self) -> int:
-        """Begin a new incarnation in every segment. The last one has ended: none of its operations is in flight."""
-        records = [activity[self.rank] for activity in self._activities]
-        incarnation = 1 + max(int(record["incarnation"]) for record in records)
-        for record in records:
-            record["in_flight0"] = record["in_flight1"] = 0
-            record["incarnation"] = incarnation
-        return incarnation
 
     def find_some_pages(self) -> float:
         """Find some of the pages that there are. Returns seconds until there may be more; below 0: never."""

@@ -5,6 +5,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ import torch
 from nanokv.device.machines.records import Bell
 from nanokv.device.segment.host_records import SECOND
 from nanokv.device.segment.layout import HEAP_CTL, PRODUCER_INC_MASK
-from nanokv.errors import HeapUnavailable, PeerLost
+from nanokv.errors import HeapUnavailable, PeerLost, SegmentCorrupt
 from nanokv.heap.backing import Backing
 from nanokv.heap.base import Liveness
 from nanokv.heap.futex import DEVICE_POLL, Doorbell, WorldBell
@@ -26,6 +27,7 @@ _POLL_FIRST, _POLL_LAST = 0.0005, 0.01  #: seconds between two looks at the othe
 #: Seconds for which `peer_closed` trusts what it found: each put asks, and asking the kernel takes 1.5 µs, and
 #: 12 where that code is not in the processor's caches.
 LIVENESS_SECONDS = 0.02
+MOST_ATTACHED = 1 << 31  #: times that a rank or a guest can have attached: more is a corrupt word
 
 
 class ProcessHeap:
@@ -165,6 +167,27 @@ class ProcessHeap:
         left = _wait_for_none(checked, deadline)
         if left:
             raise PeerLost(f"ranks {left} of world {self.name!r} did not come within {self._spec.timeout} s")
+
+
+def begin_incarnation(who: str, records: Sequence[Any]) -> int:
+    """Begin a new incarnation of a rank or a guest. The last one has ended: none of its operations is in flight.
+
+    Args:
+        records: its ACTIVITY in each segment.
+
+    Raises:
+        SegmentCorrupt: it has attached more often than can be.
+    """
+    counts = [int(record["incarnation"]) for record in records]
+    if max(counts) > MOST_ATTACHED:
+        raise SegmentCorrupt(
+            f"{who} attached {max(counts)} times, says the activity of rank {counts.index(max(counts))}"
+        )
+    incarnation = 1 + max(counts)
+    for record in records:
+        record["in_flight0"] = record["in_flight1"] = 0
+        record["incarnation"] = incarnation
+    return incarnation
 
 
 def _wait_for_none(missing: Callable[[], list[int]], deadline: float) -> list[int]:

@@ -26,20 +26,18 @@ from nanokv.device.segment.geometry import evicts_by
 from nanokv.device.segment.last_access import move_times
 from nanokv.device.segment.layout import ABSENT, CLOSED, HEAP_CTL
 from nanokv.device.segment.views import SegmentView
-from nanokv.errors import HeapUnavailable, InvalidArgument, SegmentCorrupt
+from nanokv.errors import HeapUnavailable, InvalidArgument
 from nanokv.heap.ahead import Ahead
 from nanokv.heap.backing import Backing
 from nanokv.heap.locks import LockFile
 from nanokv.heap.mapping import PREFAULT_SECONDS, give_back, prefault
-from nanokv.heap.process_heap import ProcessHeap
+from nanokv.heap.process_heap import ProcessHeap, begin_incarnation
 from nanokv.heap.shm_tools import ShmWorldInfo, inspect, list_worlds, remove_world
 from nanokv.heap.world_entry import enter, leave
 from nanokv.heap.world_file import WorldFile, directory
 from nanokv.heap.world_spec import WorldSpec
 
 __all__ = ["ShmHeap", "ShmWorldInfo", "attach", "inspect", "list_worlds", "remove_world", "why_not"]
-
-MOST_ATTACHED = 1 << 31  #: times that a rank can have attached: more is a corrupt word
 
 
 class ShmHeap(ProcessHeap):
@@ -139,18 +137,8 @@ class ShmHeap(ProcessHeap):
             view.ctl["swept_at"] = now
 
     def _join_activity(self) -> None:
-        """Begin a new incarnation in every segment. The last one has ended: none of its operations is in flight."""
-        records = [view.activity[self.rank] for view in self._views]
-        counts = [int(record["incarnation"]) for record in records]
-        if max(counts) > MOST_ATTACHED:
-            raise SegmentCorrupt(
-                f"world {self.name!r}: rank {self.rank} attached {max(counts)} times, says the activity of rank "
-                f"{counts.index(max(counts))}; `nanokv rm` removes the world"
-            )
-        self.incarnation = 1 + max(counts)
-        for record in records:
-            record["in_flight0"] = record["in_flight1"] = 0
-            record["incarnation"] = self.incarnation
+        who = f"world {self.name!r}, which `nanokv rm` removes: rank {self.rank}"
+        self.incarnation = begin_incarnation(who, [view.activity[self.rank] for view in self._views])
 
     def _join_barrier(self) -> None:
         """Lower this rank's barrier count to the smallest of the living: a new incarnation has come to no barrier."""

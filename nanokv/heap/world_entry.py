@@ -8,12 +8,13 @@ from typing import Any
 from nanokv.device.segment.clock import offset_ns
 from nanokv.device.segment.geometry import MODES, Geometry
 from nanokv.device.segment.last_access import NS
-from nanokv.device.segment.layout import CLOSED
+from nanokv.device.segment.layout import CLOSED, MAX_PRODUCERS
 from nanokv.errors import HeapUnavailable, NanoKVError, RankTaken, SegmentCorrupt
-from nanokv.heap.world_file import WorldFile
+from nanokv.heap.world_file import WorldFile, guest_lock
 from nanokv.heap.world_file_layout import SEGMENTS, FileKind
 from nanokv.heap.world_spec import STORED, WorldSpec, differing
 
+_POLL = 0.002  #: seconds between two looks for guests
 _LEAVE_SECONDS = 5.0  #: how long a leaving rank waits for the world lock
 
 
@@ -29,6 +30,7 @@ def enter(spec: WorldSpec, rank: int, deadline: float, kind: FileKind = SEGMENTS
             if _settle(file, spec):
                 _check_fits(file, spec, rank, first)
                 if first:
+                    _wait_for_guests(file, deadline)
                     _examine(file, spec)
                 if not file.locks.try_lock(rank):
                     pid = file.rank_record(rank)["pid"]
@@ -65,6 +67,21 @@ def _settle(file: WorldFile, spec: WorldSpec) -> bool:
             "on_stale='recover' takes it over with what it holds, on_stale='replace' begins an empty one"
         )
     return True
+
+
+def _wait_for_guests(file: WorldFile, deadline: float) -> None:
+    """Wait until no guest is in a world whose ranks have all died: they see that, and end what they have begun.
+
+    Raises:
+        HeapUnavailable: some are still there at `deadline`.
+    """
+    while file.locks.held(guest_lock(0), MAX_PRODUCERS):
+        if time.monotonic() >= deadline:
+            raise HeapUnavailable(
+                f"world {file.name!r} is not taken over: its ranks have died, and guests still work in its memory (is "
+                "one stopped, or in a debugger?)"
+            )
+        time.sleep(_POLL)
 
 
 def _examine(file: WorldFile, spec: WorldSpec) -> None:

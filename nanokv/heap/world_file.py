@@ -5,8 +5,9 @@
 The header is written once, its magic last, and read, both under the world lock; only the ranks' options and clock, the
 word by which ranks wait, and the note about a refused rank change later. Lock bytes (see `locks`): rank r holds byte r
 as long as it lives; byte MAX_RANKS is the world lock, which a rank or a tool holds only while it enters, leaves, or
-removes the file. The file is made, replaced and removed only under the world lock. A process that gets that lock on a
-file that no longer has the name starts over.
+removes the file; a guest holds the byte of its number (`guest_lock`), and has no part in the rest. The file is made,
+replaced and removed only under the world lock. A process that gets that lock on a file that no longer has the name
+starts over.
 """
 
 import contextlib

@@ -54,10 +54,20 @@ class NodeCommands(Commands):
             keys, [value_of(key, nbytes) for key in keys], preferred_segment=(node, None)
         ).count(None)
 
-    def begin(self, key: str, nbytes: int, node: str) -> bool:
-        """Begin to put bytes in the memory of a node, which this one has mapped, and leave them unfinished."""
+    def map(self, node: str) -> None:
+        """Wait until the memory of a node is mapped."""
         member = self._cluster.member
         until(lambda: member.mapped.of(member.nodes[node]) is not None)
+
+    def leave(self) -> bool:
+        """Leave the cluster."""
+        self._cluster.close()
+        return True
+
+    def begin(self, key: str, nbytes: int, node: str) -> bool:
+        """Begin to put bytes in the memory of a node, which this one has mapped, and leave them unfinished."""
+        self.map(node)
+        member = self._cluster.member
         world = member.mapped[member.nodes[node]]
         what = what_of(torch.uint8, torch.Size((nbytes,)))
         self._kept = world  # or it would be no guest any more

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -31,20 +32,36 @@ from tests.support.faults import Calls, Limits
 from tests.support.forks import check_refused
 from tests.support.until import until
 
-from .conftest import PAGE, MakeCluster, key_of, map_others
+from .conftest import HEAP_BYTES, PAGE, MakeCluster, key_of, map_others
 from .node_process import NodeProcess, value_of
 
 VALUE = torch.arange(5000)
 GUESTS = {"guests": 8}
+NewWorld = Callable[[], dict[str, Any]]
 StartNode = Callable[..., NodeProcess]
 
 
+@pytest.fixture(params=["private", pytest.param("named", marks=pytest.mark.exhaustive), "elastic"])
+def new_world(request: pytest.FixtureRequest, shm_prefix: str) -> NewWorld:
+    """The options of another world that lets guests in. All kinds: without a name, with one, and with ranks that come
+    and go."""
+
+    def options() -> dict[str, Any]:
+        if request.param == "private":
+            return dict(GUESTS)
+        named = {"name": f"{shm_prefix}-{secrets.token_hex(4)}", "rank": 0, "guests": 3}
+        return named | ({"world_size": 1} if request.param == "named" else {"world_size": 2, "elastic": True})
+
+    return options
+
+
 @pytest.fixture
-def make_mapped(make_cluster: MakeCluster) -> MakeCluster:
+def make_mapped(make_cluster: MakeCluster, new_world: NewWorld) -> MakeCluster:
     """Makes nodes that let guests in, and are each other's."""
 
     def make(n: int, **options: Any) -> list[NanoKVCluster]:
-        made = make_cluster(n, world=GUESTS, **options)
+        made = [member for _ in range(n) for member in make_cluster(1, world=new_world(), **options)]
+        until(lambda: all(len(member.nodes) == n for member in made))
         for member in made:
             map_others(member)
         return made
@@ -57,8 +74,8 @@ def start(tmp_path: Path) -> Iterator[StartNode]:
     """Starts nodes in processes of their own, which let guests in."""
     made: list[NodeProcess] = []
 
-    def another(node: str, **options: Any) -> NodeProcess:
-        made.append(NodeProcess(node, f"file://{tmp_path}/cluster", {"guests": 4}, **options))
+    def another(node: str, world: dict[str, Any] = GUESTS, **options: Any) -> NodeProcess:
+        made.append(NodeProcess(node, f"file://{tmp_path}/cluster", world, **options))
         return made[-1]
 
     yield another
@@ -274,15 +291,18 @@ def test_a_guest_leaves_the_quota_as_it_is(make_cluster: MakeCluster) -> None:
 
 
 # --- who ends ---
-def test_a_guest_that_dies_in_the_middle_leaves_nothing(make_cluster: MakeCluster, start: StartNode) -> None:
-    (owner,) = make_cluster(1, heap_bytes=1 << 20, world=GUESTS)
+def test_a_guest_that_dies_in_the_middle_leaves_nothing(
+    make_cluster: MakeCluster, start: StartNode, new_world: NewWorld
+) -> None:
+    (owner,) = make_cluster(1, heap_bytes=1 << 20, world=new_world())
     machine = owner.world.engine.machine
-    for run in range(3):
+    number = machine.geometry.world_size
+    for run in range(2):
         guest = start(f"guest{run}")
         until(lambda: len(owner.nodes) == 2)
         for i in range(4):
             assert guest.ask("begin", f"unfinished{i}", 100_000, "n0")
-        row = machine.activity(0)[1]
+        row = machine.activity(0)[number]
         assert row["in_flight0"] + row["in_flight1"] == 8  # each has begun, and is amid a step
         assert owner.world.stats()["used_pages"] > 0
         guest.kill()
@@ -291,13 +311,13 @@ def test_a_guest_that_dies_in_the_middle_leaves_nothing(make_cluster: MakeCluste
         owner.world.put("unfinished0", VALUE)  # its key is free
         owner.world.remove("unfinished0")
         owner.world.flush()
-    assert machine.activity(0)["incarnation"].max() == 1  # each had a number that nobody had before
+    assert machine.activity(0)["incarnation"].tolist()[number:] == [2, *[0] * (machine.geometry.guests - 1)]
 
 
-def test_an_owner_that_dies_is_lost_at_once(make_cluster: MakeCluster, start: StartNode) -> None:
+def test_an_owner_that_dies_is_lost_at_once(make_cluster: MakeCluster, start: StartNode, new_world: NewWorld) -> None:
     """Long before its lease ends."""
     (here,) = make_cluster(1, timeout=1.0)
-    owner = start("far", ttl=600.0)
+    owner = start("far", new_world(), ttl=600.0)
     until(lambda: here.nodes == ["far", "n0"])
     key = key_of(here, "far")
     map_others(here)
@@ -309,6 +329,50 @@ def test_an_owner_that_dies_is_lost_at_once(make_cluster: MakeCluster, start: St
         with pytest.raises(PeerLost, match="node far"):
             call(key)
     assert here.nodes == ["far", "n0"]
+
+
+def test_a_node_of_several_processes_is_mapped_as_long_as_one_lives(
+    make_cluster: MakeCluster, start: StartNode, shm_name: str, limits: Limits
+) -> None:
+    limits(mapped, REFUSED_SECONDS=0.1)
+    (here,) = make_cluster(1, timeout=1.0)
+    world = {"name": shm_name, "world_size": 3, "elastic": True}
+    owners = [start("far", world | {"rank": rank}) for rank in range(2)]
+    until(lambda: sum(len(node.cards) for node in here.member.nodes.others()) == 2)
+    map_others(here)
+    for rank in range(2):
+        here.put(f"key{rank}", value_of(f"key{rank}", 3000), preferred_segment=("far", rank))
+        assert all(owner.ask("get", f"key{rank}", 3000) == "right" for owner in owners)
+    owners[0].kill()
+    until(lambda: sum(len(node.cards) for node in here.member.nodes.others()) == 1)
+
+    def is_mapped() -> bool:
+        assert torch.equal(here.get("key1"), value_of("key1", 3000))
+        return bool(here.stats()["ways"]["far"] == "mapped")
+
+    until(is_mapped)
+    here.put("key2", value_of("key2", 3000), preferred_segment=("far", 1))
+    assert owners[1].ask("get", "key2", 3000) == "right"
+    assert torch.equal(here.get("key0"), value_of("key0", 3000))  # its segment is there until one adopts it
+    assert owners[1].ask("leave")
+    until(lambda: here.nodes == [here.node])
+
+
+def test_a_dead_world_is_taken_over_when_its_guests_have_gone(start: StartNode, shm_name: str) -> None:
+    """A guest that stands still may go on to write what it has begun, which the one who takes over must not see."""
+    world: dict[str, Any] = {"name": shm_name, "rank": 0, "world_size": 1, "on_stale": "recover"}
+    owner = start("far", world, ttl=0.5)
+    guest = start("guest", {})
+    until(lambda: len(guest.ask("nodes")) == 2)
+    guest.ask("map", "far")
+    guest.ask("put", "key", 3000, "far")
+    guest.suspend()
+    owner.kill()
+    with pytest.raises(HeapUnavailable, match="its ranks have died, and guests still work in its memory"):
+        nanokv.NanoKVCache(HEAP_BYTES, page_bytes=PAGE, attach_timeout=0.3, **world)
+    guest.resume()
+    with nanokv.NanoKVCache(HEAP_BYTES, page_bytes=PAGE, **world) as again:
+        assert torch.equal(again.get("key"), value_of("key", 3000))
 
 
 def test_an_owner_that_dies_and_has_a_child_is_lost_at_once(make_cluster: MakeCluster, start: StartNode) -> None:
@@ -325,9 +389,11 @@ def test_an_owner_that_dies_and_has_a_child_is_lost_at_once(make_cluster: MakeCl
         os.kill(child, signal.SIGKILL)
 
 
-def test_an_owner_that_stands_still_delays_nobody(make_cluster: MakeCluster, start: StartNode) -> None:
+def test_an_owner_that_stands_still_delays_nobody(
+    make_cluster: MakeCluster, start: StartNode, new_world: NewWorld
+) -> None:
     (here,) = make_cluster(1, timeout=1.0)
-    owner = start("far", ttl=600.0)
+    owner = start("far", new_world(), ttl=600.0)
     until(lambda: here.nodes == ["far", "n0"])
     key, other = key_of(here, "far"), key_of(here, "far", "other")
     map_others(here)
@@ -351,9 +417,9 @@ def test_an_owner_that_leaves_has_its_guests_go(make_mapped: MakeCluster) -> Non
     found = guest.single.get(one.digest("key"))  # it comes to its end
     assert isinstance(found, torch.Tensor) and torch.equal(found, VALUE)
     heap = two.world.engine.heap
-    assert heap.alive(1, 1)
+    assert heap.alive(heap.world_size, 1)
     del guest
-    until(lambda: not heap.alive(1, 1), "the guest's end")
+    until(lambda: not heap.alive(heap.world_size, 1), "the guest's end")
     assert torch.equal(two.world.get("key"), VALUE)
 
 

@@ -111,8 +111,11 @@ class Settings:
     bind: str = option(_TEXT, "127.0.0.1", "the interface or address at which this node takes questions of others")
     advertise: str = option(_TEXT, "", "the host name or address by which others reach it, if that is not bind")
     ports: str = option(_TEXT, "", "the range of ports at which this node listens: 40000-40999. Default: any")
-    guests: int = option(
-        whole(0), 0, "how many engines of other nodes on this host may map its segment, on a CPU: docs/cluster.md"
+    guests: int | None = option(
+        or_none(whole(0)),
+        None,
+        "how many engines of other nodes on this host may map its segment, on a CPU (docs/cluster.md): by "
+        "default 16 where its segment is shared memory anyway, as with a name; else none",
     )
     cluster_timeout: float = option(seconds, 1.0, "seconds that another node has for each round of a read")
     cluster_ttl: float = option(seconds, 3.0, "seconds after which a node that died is dropped, the same on all nodes")
