@@ -43,6 +43,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--page", type=size, default=256 << 10, help="bytes of a page: 256Ki")
     parser.add_argument("--world", default="nanokv", help="the name of this host's world, in /dev/shm")
     parser.add_argument("--bind", default=usual.bind, help="this host's address, which the others reach")
+    parser.add_argument("--sockets", default=usual.sockets, help="a folder that containers of this host share")
     parser.add_argument("--link", default=usual.link, help="what moves objects: auto, wire, nixl")
     parser.add_argument("--devices", default=usual.devices, help="the network device of NIXL: eth0, mlx5_0:1")
     parser.add_argument("--ports", default=usual.ports, help="the range of ports to listen at: 40000-44999")
@@ -77,7 +78,9 @@ def run(given: argparse.Namespace) -> None:
                 given.heap, page_bytes=given.page, name=given.world, rank=0, world_size=1, on_stale="recover"
             )
         )
-        options = {name: getattr(given, name) for name in ("node", "bind", "link", "devices", "ports", "ttl")}
+        options = {
+            name: getattr(given, name) for name in ("node", "bind", "sockets", "link", "devices", "ports", "ttl")
+        }
         cluster = stack.enter_context(NanoKVCluster(world, given.registry, **options))
         stack.enter_context(probes.of(cluster, given.registry))
         print(f"node {given.node} lends {given.heap} bytes to {', '.join(cluster.nodes)}", flush=True)

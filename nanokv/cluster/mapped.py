@@ -29,6 +29,7 @@ from nanokv.cluster.locations import Locations
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.nodes import Node, Nodes
 from nanokv.cluster.patience import Patience
+from nanokv.cluster.place import is_near
 from nanokv.cluster.pull_message import Records
 from nanokv.cluster.serving import HEADERS_AT_ONCE
 from nanokv.cluster.staging import ALIGN, Staging
@@ -182,7 +183,7 @@ class MappedWorlds:
 
     Args:
         secret: the cluster's. me: this member.
-        place: of this process (`place.here`): only who is at the same one has memory that can be mapped.
+        place: of this process (`place.here`): only who is near it has memory that can be mapped.
         options: of this process' cache.
     """
 
@@ -219,8 +220,8 @@ class MappedWorlds:
 
     def _may_enter(self, card: Card) -> None:
         """Ask a member to let this process in, if it is near, and was not asked just now. Waits for nobody."""
-        now, near = time.monotonic(), bool(self._place) and card.place == self._place
-        if not near or not card.local or now < self._not_before.get(card.incarnation, 0.0):
+        now = time.monotonic()
+        if now < self._not_before.get(card.incarnation, 0.0) or not is_near(card, self._place):
             return
         with self._lock:
             if self._closed or os.getpid() != self._process or now < self._not_before.get(card.incarnation, 0.0):

@@ -275,6 +275,7 @@ class Member:
             self._secret,
             handlers,
             bind=options.bind,
+            folder=options.sockets,
             patience=options.timeout,
         )
         self.server = self._listen(lambda port: serve_at(port=port))

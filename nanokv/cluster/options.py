@@ -9,6 +9,7 @@ from typing import Any
 
 from nanokv.arguments import FLAG, WORDS, check_options, is_a, one_of, option, positive_seconds, refuse_unknown, whole
 from nanokv.cluster.links import KINDS
+from nanokv.cluster.messages import unix
 from nanokv.errors import InvalidArgument
 
 WAYS = ("auto", "wire", *KINDS)  #: how members exchange objects: see `ClusterOptions.link`
@@ -21,6 +22,11 @@ _ALL = ("0.0.0.0", "::", "*")  #: no address at which anybody can be reached
 _HOST = re.compile(r"[^\s/]*")
 _SHORTEST_SECRET = 16  #: bytes
 _SECRET = is_a(bytes, "at least 16 bytes", lambda secret: not 0 < len(secret) < _SHORTEST_SECRET, hides=True)
+_SOCKETS = is_a(
+    str,
+    f"the absolute path of a folder, of at most {unix.LONGEST_FOLDER} bytes",
+    lambda path: not path or (path.startswith("/") and len(os.fsencode(path)) <= unix.LONGEST_FOLDER),
+)
 _ABOUT = is_a(str, f"a str of at most {1 << 16} characters", lambda about: len(about) <= 1 << 16, hides=True)
 
 
@@ -50,6 +56,9 @@ class ClusterOptions:
         ports: the range of ports at which this member listens, such as "40000-40999": two, of questions and events, and
             two more with UCX's TCP. Default: any that are free.
         bind: the interface or address at which this member takes questions. "0.0.0.0" is all, and only if given.
+        sockets: a folder for this member's UNIX socket. Processes of this host in other network namespaces, such as
+            those of other containers, reach it there, and map its memory, if they see the folder by the same path.
+            Default: none; then the socket is for its network namespace alone.
         advertise: the host name or address by which the others reach it. Default: `bind`; needed if that is all.
         timeout: seconds that a node has for an exchange, or each round of a get over NIXL, beside the time for bytes.
         lost: what a read answers if a node that may have the object cannot be reached, and no other one has it: "raise"
@@ -70,6 +79,7 @@ class ClusterOptions:
     maps: bool = option(FLAG, True)
     devices: str = option(WORDS, _LOOPBACK)
     bind: str = option(WORDS, "127.0.0.1")
+    sockets: str = option(_SOCKETS, "")
     advertise: str = option(is_a(str, "a host name or an address", _HOST.fullmatch), "")
     ports: str = option(is_a(str, f"a range of {_LEAST_PORTS} or more: 40000-40999", _is_port_range), "")
     timeout: float = option(positive_seconds, 1.0)

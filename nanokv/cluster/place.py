@@ -9,6 +9,7 @@ import ipaddress
 from pathlib import Path
 
 from nanokv.cluster.card import Card
+from nanokv.cluster.messages import unix
 from nanokv.cluster.messages.tcp import host_and_port
 from nanokv.errors import InvalidArgument
 
@@ -24,6 +25,15 @@ def here() -> str:
         return f"{_BOOT.read_text().strip()} {_NETWORK.stat().st_ino}"
     except OSError:
         return ""
+
+
+def is_near(card: Card, place: str) -> bool:
+    """Whether a process at a place reaches the UNIX socket of a member."""
+    if not card.local or not card.place or not place:
+        return False
+    if unix.is_in_folder(card.local):
+        return card.place.split(" ", 1)[0] == place.split(" ", 1)[0] and unix.is_seen(card.local)
+    return card.place == place
 
 
 def why_unreachable(card: Card, place: str, *, by_link: bool) -> str:

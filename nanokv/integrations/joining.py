@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Store = Union[NanoKVCache, "NanoKVCluster"]
 
-_OF_A_CLUSTER = ("node", "link", "devices", "bind", "advertise", "ports", "timeout", "ttl")
+_OF_A_CLUSTER = ("node", "link", "devices", "bind", "sockets", "advertise", "ports", "timeout", "ttl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,7 @@ class Settings:
     link: str = "auto"
     devices: str = "lo"
     bind: str = "127.0.0.1"
+    sockets: str = ""
     advertise: str = ""
     ports: str = ""
     timeout: float = 1.0

@@ -1,5 +1,6 @@
 """A node in a process of its own, and the handle by which a test holds one."""
 
+import ctypes
 import os
 import time
 from functools import partial
@@ -17,6 +18,8 @@ from tests.support.until import until
 
 from .conftest import HEAP_BYTES, PAGE, PATIENCE
 
+_NEW_NETWORK = 0x40000000  # CLONE_NEWNET
+
 
 def value_of(key: str, nbytes: int) -> torch.Tensor:
     """The bytes that tests put under a key."""
@@ -29,7 +32,9 @@ class NodeCommands(Commands):
 
     raises = (NanoKVError,)
 
-    def __init__(self, node: str, url: str, world: dict[str, Any], options: dict[str, Any]) -> None:
+    def __init__(self, node: str, url: str, world: dict[str, Any], options: dict[str, Any], *, apart: bool) -> None:
+        if apart and ctypes.CDLL(None, use_errno=True).unshare(_NEW_NETWORK):
+            raise PermissionError(ctypes.get_errno(), "this user makes no network namespaces")
         self._world = nanokv.NanoKVCache(HEAP_BYTES, page_bytes=PAGE, **world)
         self._cluster = NanoKVCluster(self._world, url, node=node, **options)
 
@@ -101,11 +106,18 @@ class NodeCommands(Commands):
 
 
 class NodeProcess(Program):
-    """A running process: a member at once."""
+    """A running process: a member at once.
+
+    Args:
+        apart: it is in a network namespace of its own, in which there is nothing, as a container might be.
+    """
 
     end_seconds = 60.0
 
-    def __init__(self, node: str, url: str, world: dict[str, Any] | None = None, **options: Any) -> None:
-        commands = partial(NodeCommands, node, url, world or {}, {"ttl": 2.0, "timeout": PATIENCE} | options)
+    def __init__(
+        self, node: str, url: str, world: dict[str, Any] | None = None, *, apart: bool = False, **options: Any
+    ) -> None:
+        usual = {"ttl": 2.0, "timeout": PATIENCE}
+        commands = partial(NodeCommands, node, url, world or {}, usual | options, apart=apart)
         super().__init__(f"node {node}", commands)
         self.ask("nodes")

@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -81,6 +82,13 @@ def start(tmp_path: Path) -> Iterator[StartNode]:
     yield another
     for node in made:
         node.kill()
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder with a path that is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="nanokv-") as path:
+        yield Path(path)
 
 
 def exchange(one: NanoKVCluster, two: NanoKVCluster, name: str = "key") -> None:
@@ -179,6 +187,38 @@ def test_another_time_namespace_is_refused(
     one.put("key", VALUE, preferred_segment=(two.node, None))
     until(lambda: "it lives in another time namespace" in caplog.text)
     assert way(one, two).startswith("wire")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes network namespaces")
+def test_other_containers_of_the_host_are_reached_by_a_folder(
+    make_cluster: MakeCluster, start: StartNode, short_folder: Path, new_world: NewWorld
+) -> None:
+    """Network namespaces have no address in common: what goes from one to the other goes by the folder."""
+    folder = short_folder
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(folder / "nanokv-dead"))
+    (here,) = make_cluster(1, sockets=str(folder), world=new_world())
+    there = start("far", new_world(), apart=True, sockets=str(folder), bind="0.0.0.0", advertise="192.0.2.1")
+    until(lambda: here.nodes == ["far", "n0"] == there.ask("nodes"))
+    here.put("first", value_of("first", 3000), preferred_segment=("far", 0))
+    map_others(here)
+    there.ask("map", "n0")
+    here.put("key", value_of("key", 3000), preferred_segment=("far", 0))
+    there.ask("put", "back", 3000, "n0")
+    assert there.ask("get", "first", 3000) == there.ask("get", "key", 3000) == "right"
+    assert torch.equal(here.world.get("back"), value_of("back", 3000))
+    assert here.stats()["ways"]["far"] == "mapped" and here.stats()["guests"] == 1
+    assert len(list(folder.iterdir())) == 2  # the dead one's has gone
+    there.kill()
+    until(lambda: here.stats()["guests"] == 0)
+    here.close()
+    assert len(list(folder.iterdir())) == 1  # of the one that was killed
+
+
+@pytest.mark.parametrize("folder", ["relative", "/none/such", "/" + "x" * 100, 3])
+def test_a_folder_that_cannot_have_sockets_is_refused(tmp_path: Path, folder: Any) -> None:
+    with nanokv.NanoKVCache(1 << 20, page_bytes=PAGE) as world, pytest.raises(InvalidArgument, match="sockets"):
+        NanoKVCluster(world, f"file://{tmp_path}/cluster", sockets=folder)
 
 
 def test_an_owner_that_stands_still_delays_no_first_call(

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from nanokv.cluster.card import WorldId
-from nanokv.cluster.messages import tcp
+from nanokv.cluster.messages import tcp, unix
 from nanokv.cluster.messages.replies import Refused, Unanswered
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.resolving import address_of
@@ -393,9 +393,9 @@ def shut(made: socket.socket) -> None:
 def connected(address: str, until: float) -> socket.socket:
     """A socket that is connected, and blocks."""
     timeout = max(until - time.monotonic(), 0.001)
-    if address.startswith("unix:"):
+    target: Any = unix.target(address)
+    if target is not None:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        target: Any = f"\0{address.removeprefix('unix:')}"
     else:
         name, port = tcp.host_and_port(address)
         host = address_of(name, until)

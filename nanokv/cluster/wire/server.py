@@ -16,7 +16,6 @@ import logging
 import mmap
 import os
 import resource
-import secrets
 import select
 import socket
 import struct
@@ -30,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.allocation.base import Allocation
-from nanokv.cluster.messages import tcp
+from nanokv.cluster.messages import tcp, unix
 from nanokv.cluster.messages.counts import DropReason, ReasonCounts
 from nanokv.cluster.messages.replies import Handler, PendingReply, Reply
 from nanokv.cluster.messages.sealed import Sender, check_id
@@ -80,7 +79,6 @@ _TURN = 0.002  #: seconds of this thread that a put without room has at a time
 _TEXT_LIMIT = 300  #: characters of an error's text
 GRACE_NS = 5_000_000_000  #: for which nobody is silent that is handed back: till then both threads know of it
 _ADD = 1  # EPOLL_CTL_ADD
-_BACKLOG = 1024
 _FULL = int(Status.FULL)
 
 
@@ -123,12 +121,12 @@ class WireServer:
         secret: the cluster's, at least 16 bytes.
         handlers: of messages, by their kind. They run in one thread, one after the other.
         bind: the interface, or an IP address of it. "0.0.0.0", for all, only if you mean it.
-        port: 0: any that is free.
+        port: 0: any that is free. folder: of the UNIX socket; "": it is in none.
         patience: seconds for which a connection may be silent when a question has begun.
         spin: seconds for which the native thread looks for more before it sleeps.
 
     Attributes:
-        address: "tcp://host:port". local: of a UNIX socket, for processes of this host: "unix:name".
+        address: "tcp://host:port". local: of a UNIX socket, for processes of this host: see `messages.unix`.
 
     Raises:
         InvalidArgument: an argument is wrong.
@@ -144,6 +142,7 @@ class WireServer:
         *,
         bind: str = "127.0.0.1",
         port: int = 0,
+        folder: str = "",
         patience: float = 1.0,
         spin: float = 0.0,
     ) -> None:
@@ -162,12 +161,11 @@ class WireServer:
         self._searches: list[int] = []  # numbers of connections with something pending
         self._closing = False
         self._tcp, self.address = tcp.listener(bind, port)
-        self._unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        name = f"nanokv-{secrets.token_hex(12)}"
-        self._unix.bind(f"\0{name}")  # abstract: it leaves no file behind, whatever becomes of the process
-        self._unix.listen(_BACKLOG)
-        self._unix.setblocking(False)
-        self.local = f"unix:{name}"
+        try:
+            self._unix, self.local = unix.listener(folder)
+        except BaseException:
+            self._tcp.close()
+            raise
         self._native, self._epoll = select.epoll(), select.epoll()  # of the native thread, and of this one
         self._to_native, self._to_host = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
         self._box, self._mine = self._boxes(patience, spin)
@@ -556,6 +554,7 @@ class WireServer:
         self._epoll.close()
         self._tcp.close()
         self._unix.close()
+        unix.remove(self.local)
         os.close(self._to_native)
 
 

@@ -5,6 +5,7 @@ import threading
 from nanokv.cluster.card import Card
 from nanokv.cluster.kinds import Kind
 from nanokv.cluster.messages.sealed import Sender
+from nanokv.cluster.place import is_near
 from nanokv.cluster.wire.client import WireClient
 from nanokv.errors import CacheClosed
 
@@ -14,7 +15,7 @@ class Ways:
 
     Args:
         secret: the cluster's. me: this member.
-        place: of this process (`place.here`): who is at the same one is reached by its UNIX socket first.
+        place: of this process (`place.here`): who is near it is reached by its UNIX socket first.
         spin: as of `WireClient`.
     """
 
@@ -29,8 +30,7 @@ class Ways:
         found = self._clients.get(card.incarnation)
         if found is not None:
             return found
-        near = bool(card.local) and bool(self._place) and card.place == self._place
-        addresses = (card.local, card.wire) if near else (card.wire,)
+        addresses = (card.local, card.wire) if is_near(card, self._place) else (card.wire,)
         with self._lock:
             if self._closed:
                 raise CacheClosed("this member has left the cluster")

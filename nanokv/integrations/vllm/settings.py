@@ -43,6 +43,7 @@ CLUSTER_OPTIONS = {
     "link": "link",
     "devices": "devices",
     "bind": "bind",
+    "sockets": "sockets",
     "advertise": "advertise",
     "ports": "ports",
     "cluster_timeout": "timeout",
@@ -109,6 +110,9 @@ class Settings:
     link: str = option(one_of(WAYS), "auto", f"what moves bytes between nodes: {', '.join(WAYS)}")
     devices: str = option(_TEXT, "lo", "the network device of the link, as eth0 or mlx5_0:1; or all")
     bind: str = option(_TEXT, "127.0.0.1", "the interface or address at which this node takes questions of others")
+    sockets: str = option(
+        _TEXT, "", "a folder for its UNIX socket, which engines in other containers of this host see by the same path"
+    )
     advertise: str = option(_TEXT, "", "the host name or address by which others reach it, if that is not bind")
     ports: str = option(_TEXT, "", "the range of ports at which this node listens: 40000-40999. Default: any")
     guests: int | None = option(
