@@ -9,6 +9,7 @@ from typing import Any
 from nanokv.check.command_process import Program
 from nanokv.check.lab.layout import Host, LabLayout
 from nanokv.check.nodes.node import NodeCommands
+from nanokv.heap.shm import list_worlds, remove_world
 
 UCX = {"UCX_TLS": "tcp,self"}  #: else UCX sees that all are on one host, and takes its shared memory
 
@@ -32,7 +33,8 @@ class Crew(contextlib.AbstractContextManager["Crew"]):
     """A node on each host of a layout. Used in a `with` block; at its end no process is left.
 
     Args:
-        options: of `NanoKVCluster`, for each node; but with link="mapped" they map each other's memory.
+        options: of `NanoKVCluster`, for each node; but with link="mapped" they map each other's memory, that of worlds
+            with a name, and of others.
         mutant: one of `mutants.MUTANTS`; "": none.
     """
 
@@ -61,6 +63,9 @@ class Crew(contextlib.AbstractContextManager["Crew"]):
             options["devices"] = host.device
         elif options["link"] == "mapped":
             options["link"], world = "wire", {"guests": len(self.names)}
+            if self.names.index(name) % 2:  # every other one in shared memory, where ranks may come and go
+                world |= {"name": self._world_name(name), "rank": 0, "world_size": 2}
+                world |= {"elastic": True, "on_stale": "replace"}
         registry, run = self._layout.registry, self.runs[name]
         settings = {"registry": registry, "options": options, "world": world, "names": self.names, "run": run}
         settings["mutant"] = self._mutant
@@ -83,6 +88,11 @@ class Crew(contextlib.AbstractContextManager["Crew"]):
         """End all nodes. Idempotent."""
         with ThreadPoolExecutor(max(len(self.nodes), 1)) as pool:
             list(pool.map(NodeProcess.end, self.nodes.values()))
+        for name in {self._world_name(name) for name in self.names} & set(list_worlds()):
+            remove_world(name, force=True)  # of one that was killed last
+
+    def _world_name(self, node: str) -> str:
+        return f"{self._layout.name}-{node}"
 
     def __exit__(self, *error: object) -> None:
         self.stop()
