@@ -97,6 +97,7 @@ class Simulation:
         memory: makes the memory of an execution out of its first words.
         replaced: raw Python function -> the device function that runs in its place (`mutants`).
         constants: constants of the protocol by name, with the values they have here: smaller, for short executions.
+        native: what stands here for the functions that native code alone has, by name.
         in_tasks: makes what tasks call; by default they run device functions as plain Python, as is done outside.
         limit: steps of one execution at most.
         bound: steps within which some task must end an operation.
@@ -112,6 +113,7 @@ class Simulation:
         replaced: dict[Any, Any] | None = None,
         constants: dict[str, int] | None = None,
         *,
+        native: dict[str, Callable[..., Any]] | None = None,
         in_tasks: InTasks | None = None,
         limit: int = 50_000,
         bound: int = 20_000,
@@ -139,6 +141,7 @@ class Simulation:
             "checksum_bytes": self._checksum_bytes,
             "now_ns": lambda: 1,
             **self.constants,
+            **(native or {}),
         }
         for raw, other in self.replaced.items():
             self._done[raw] = retarget(other, self.vocabulary, done=self._done)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from nanokv.check.protocol.model.native_calls import SimulatedSocket, native_calls
 from nanokv.check.report import CheckFailure
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Place, Terms
@@ -151,6 +152,8 @@ SMALL = {
     "TRIES": 3,
     "PLACES": 2,
     "ROUNDS": 8,
+    "INLINE": 2 * WORD,
+    "MOST_A_TURN": 6 * WORD,
 }
 
 #: steps of all tasks together in which some operation must end: lock-freedom. About four times the most ever seen
@@ -235,7 +238,9 @@ class SmallWorld:
         replaced: dict[Any, Any] | None = None,
         in_tasks: InTasks | None = None,
     ) -> None:
-        self.simulation = Simulation(memory, replaced, SMALL, in_tasks=in_tasks, bound=PROGRESS_BOUND)
+        self.sockets: dict[int, SimulatedSocket] = {}  #: by the number that native code knows
+        calls = native_calls(self.sockets, lambda: self.simulation)
+        self.simulation = Simulation(memory, replaced, SMALL, native=calls, in_tasks=in_tasks, bound=PROGRESS_BOUND)
         vocabulary = self.simulation.vocabulary
         self.load, self.store, self.copy = (vocabulary[name] for name in ("load64", "store64", "copy_bytes"))
         self.geometry = geometry

@@ -21,6 +21,7 @@ cooperative  tickets, objects in parts
 runs         objects that one CTA puts one after another
 remote       the rounds of a reader on another host
 pulls        puts from another host
+wire         the sockets of other hosts
 """
 
 from importlib import import_module
@@ -44,5 +45,6 @@ for theme in (
     "runs",
     "remote",
     "pulls",
+    "wire",
 ):
     import_module(f"{__name__}.{theme}")  # declares its mutants

@@ -16,6 +16,7 @@ terms         labels: objects whose time is over; quotas
 host          grace periods, audits, events
 remote        a reader on another host
 pulls         puts from another host
+wire          the sockets of other hosts: frames that are torn, late, half, or sent again
 """
 
 from importlib import import_module
@@ -41,5 +42,6 @@ for theme in (
     "host",
     "remote",
     "pulls",
+    "wire",
 ):
     import_module(f"{__name__}.{theme}")  # declares its scenarios
