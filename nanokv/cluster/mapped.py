@@ -12,6 +12,7 @@ import select
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -61,6 +62,7 @@ _OK, _MISS, _TORN, _FULL = (int(Status[name]) for name in ("OK", "MISS", "TORN",
 _AGAIN = (_TORN, int(Status.BUSY))
 _MOST_ROOM = 64 << 20  #: bytes that are read together
 ENTER_SECONDS = 10.0  #: for which a thread waits until it is let in: meanwhile objects go over the wire
+LOOK_SECONDS = 0.5  #: between two looks at whether the ranks of a mapped world live
 REFUSED_SECONDS = 30.0  #: after which a member is asked again that has not let this process in
 
 
@@ -221,14 +223,17 @@ class MappedWorlds:
     def _may_enter(self, card: Card) -> None:
         """Ask a member to let this process in, if it is near, and was not asked just now. Waits for nobody."""
         now = time.monotonic()
-        if now < self._not_before.get(card.incarnation, 0.0) or not is_near(card, self._place):
+        if now < self._not_before.get(card.incarnation, 0.0):
             return
+        near = is_near(card, self._place)
         with self._lock:
             if self._closed or os.getpid() != self._process or now < self._not_before.get(card.incarnation, 0.0):
                 return
             if card.world in self._entering:
                 return
             self._not_before[card.incarnation] = now + REFUSED_SECONDS
+            if not near:
+                return
             self._entering.add(card.world)
         try:
             threading.Thread(target=self._be_guest, args=(card,), name="nanokv-guest", daemon=True).start()
@@ -242,21 +247,22 @@ class MappedWorlds:
             to = Sender(card.member, number)
             world = MappedWorld(enter(card.local, self._secret, self._me, to, ENTER_SECONDS), card, self._options)
             watched = world.descriptors()
+            with self._lock:
+                if not self._closed:
+                    self._worlds[number] = world
         except (NanoKVError, NoHandshake, OSError) as error:
             why = str(error)
             _log.info("the memory of member %s is not mapped, its objects go over the wire: %s", card.member, why)
+            return
+        except Exception:
+            _log.exception("the memory of member %s is not mapped, its objects go over the wire", card.member)
+            return
+        finally:
             with self._lock:
                 self._entering.discard(card.world)
-            return
-        with self._lock:
-            self._entering.discard(card.world)
-            if not self._closed:
-                self._worlds[number] = world
+        there = weakref.ref(world)
         del world
-        poll = select.poll()
-        for each in watched:
-            poll.register(each, select.POLLIN)
-        poll.poll()
+        _wait_for_the_end(watched, there)
         with self._lock:
             self._not_before[number] = time.monotonic() + REFUSED_SECONDS
             self._worlds.pop(number, None)  # calls that work in its memory come to their end
@@ -274,6 +280,22 @@ class MappedWorlds:
         with self._lock:
             self._closed = True
             self._worlds.clear()
+
+
+def _wait_for_the_end(watched: list[int], world: "weakref.ref[MappedWorld]") -> None:
+    """Wait until a descriptor can be read, or all ranks of a mapped world have ended, or nobody uses it any more.
+
+    Where the owner's process cannot be seen (it is in another namespace of processes), a child that it has forked may
+    keep the connection open after its death.
+    """
+    poll = select.poll()
+    for each in watched:
+        poll.register(each, select.POLLIN)
+    while not poll.poll(LOOK_SECONDS * 1e3):
+        there = world()
+        if there is None or all(map(there.heap.peer_closed, range(there.heap.world_size))):
+            return
+        del there
 
 
 def _kind_of(found: Found) -> Descriptor:

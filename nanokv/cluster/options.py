@@ -25,7 +25,7 @@ _SECRET = is_a(bytes, "at least 16 bytes", lambda secret: not 0 < len(secret) < 
 _SOCKETS = is_a(
     str,
     f"the absolute path of a folder, of at most {unix.LONGEST_FOLDER} bytes",
-    lambda path: not path or (path.startswith("/") and len(os.fsencode(path)) <= unix.LONGEST_FOLDER),
+    lambda path: not path or (path[0] == "/" and "\0" not in path and len(os.fsencode(path)) <= unix.LONGEST_FOLDER),
 )
 _ABOUT = is_a(str, f"a str of at most {1 << 16} characters", lambda about: len(about) <= 1 << 16, hides=True)
 

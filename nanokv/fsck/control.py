@@ -8,7 +8,7 @@ from nanokv.device.segment.geometry import MODES
 from nanokv.device.segment.layout import SIZE_CLASSES, WANTED
 from nanokv.device.segment.views import SegmentView
 from nanokv.fsck.look import Look, WorldLook, field
-from nanokv.fsck.report import RECOVER, REMAKE, WAIT, Finding, find
+from nanokv.fsck.report import FORGOTTEN, RECOVER, REMAKE, WAIT, Finding, find
 
 #: nodes: a producer that finds a bump pointer at its end has moved it past the end, by one (`extent.bump`)
 _MOST_PAST = 1 << 20
@@ -58,20 +58,23 @@ def check_control(world: WorldLook, look: Look) -> Iterator[Finding]:
 
 
 def check_activity(world: WorldLook, look: Look) -> Iterator[Finding]:
-    """I6: at rest no operation of a living rank is counted in flight, or grace periods never end."""
+    """I6: at rest no operation of a living rank or guest is counted in flight, or grace periods never end."""
     if not world.quiescent:
         return
     for rank, row in enumerate(look.activity):
         words = [int(row[name].astype(np.int64)) for name in ("in_flight0", "in_flight1")]
         if words == [0, 0]:
             continue
-        what = f"{words[0]} + {words[1]} operations of rank {rank} are counted in flight at rest"
+        guest = rank - look.geometry.world_size
+        who = f"rank {rank}" if guest < 0 else f"guest {guest}"
+        what = f"{words[0]} + {words[1]} operations of {who} are counted in flight at rest"
         if world.ended(rank, int(row["incarnation"])) and min(words) >= 0:
             what += ", which has ended"
-            yield Finding("I6", look.rank, what, f"activity of rank {rank}", RECOVER, breach=False)
+            remedy = RECOVER if guest < 0 else FORGOTTEN
+            yield Finding("I6", look.rank, what, f"activity of {who}", remedy, breach=False)
         else:
-            remedy = f"nothing in quarantine is freed until rank {rank} ends: restart it"
-            yield Finding("I6", look.rank, what, f"activity of rank {rank}", remedy)
+            remedy = f"nothing in quarantine is freed until {who} ends: restart it"
+            yield Finding("I6", look.rank, what, f"activity of {who}", remedy)
 
 
 def check_ring(world: WorldLook, look: Look) -> Iterator[Finding]:

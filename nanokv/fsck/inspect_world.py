@@ -30,19 +30,20 @@ class InspectedWorld:
         self.options = info.options  #: as its ranks stated them
         self.geometry = info.geometry
         self.living = info.alive  #: whether each rank's process lives
+        self._producers = [*info.alive, *info.guests]
         self.absent = info.absent  #: whether each rank has not come yet, or has left for good
         self.views = [SegmentView(raw, info.geometry) for raw in info.segments]
 
     def alive(self, rank: int, incarnation: int) -> bool:
-        """False if this incarnation of a rank has certainly ended."""
-        if not 0 <= rank < len(self.living):
+        """False if this incarnation of a rank, or of a guest, has certainly ended."""
+        if not 0 <= rank < len(self._producers):
             return False
         now = max(int(view.activity["incarnation"][rank]) for view in self.views)
-        return self.living[rank] and not (now ^ incarnation) & PRODUCER_INC_MASK.value
+        return self._producers[rank] and not (now ^ incarnation) & PRODUCER_INC_MASK.value
 
     def check(self, *, quick: bool = False) -> Report:
         """fsck: of everything if the world is dead or at rest, else of what must always hold. `quick`: no checksums."""
-        quiescent = None if any(self.living) else True
+        quiescent = None if any(self._producers) else True
         return check_segments(self.views, mode=self.mode, quiescent=quiescent, alive=self.alive, quick=quick)
 
     def stats(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ SHOWN = 8  #: places that one finding names; the rest are counted
 
 REMAKE = "stop its ranks, keep the segment for a bug report, remove the world (`nanokv rm`) and make it anew"
 RECOVER = "attach again with on_stale='recover': the sweeper of the owner takes it back"
+FORGOTTEN = "nothing waits for it: it goes with the next guest of that number, or when its rank is started anew"
 WAIT = "the sweeper of the owner takes it back within seconds; if its owner has ended, attach with on_stale='recover'"
 
 

@@ -9,8 +9,6 @@ the same time may set the word to the lower end: then some is reserved again, wh
 """
 
 import logging
-import os
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -28,8 +26,12 @@ _seldom = Seldom(logging.getLogger("nanokv.heap"))
 class BackedFile(Protocol):
     """The file of a world, as one of its processes has it."""
 
-    name: str
-    path: Path
+    what: str  #: whose it is, for messages
+    folder: str  #: where it lies, for messages
+
+    def free_bytes(self) -> int:
+        """How many bytes its file system has left."""
+        ...
 
     def reserve(self, geometry: Geometry, rank: int, start: int, end: int) -> bool:
         """Allocate the blocks of a part of a rank's segment. False if there is not enough memory."""
@@ -84,11 +86,9 @@ class Backing:
         return True
 
     def _tell_full(self, rank: int, have: int) -> None:
-        folder, name = self._file.path.parent, self._file.name
-        about = os.statvfs(folder)
-        what = f"segment {rank} of world {name!r} has {have} of the {self._end - self._begin} bytes that it may take"
-        line = f"{folder} is full: {what}, {about.f_bavail * about.f_frsize} are free, and puts find no room"
-        _seldom.warn(name, line)
+        file, whole = self._file, self._end - self._begin
+        what = f"segment {rank} of {file.what} has {have} of the {whole} bytes that it may take"
+        _seldom.warn(file.what, f"{file.folder} is full: {what}, {file.free_bytes()} are free, and puts find no room")
 
     def begin(self, rank: int, *, whole: bool) -> None:
         """A rank has come: its payload has memory already, or none yet."""

@@ -23,7 +23,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -54,8 +53,12 @@ class _GuestFile:
     """What `Backing` needs of a world's file."""
 
     def __init__(self, name: str, locks: LockFile, geometry: Geometry) -> None:
-        self.name, self.path = name, Path(f"/proc/self/fd/{locks.fd}")
+        self.what, self.folder = f"member {name}", "the file system of its memory"
         self._locks, self._first, self._size = locks, segments_base(geometry.world_size), geometry.segment_bytes
+
+    def free_bytes(self) -> int:
+        """How many bytes its file system has left."""
+        return self._locks.free_bytes()
 
     def reserve(self, geometry: Geometry, rank: int, start: int, end: int) -> bool:
         """Allocate the blocks of a part of a rank's segment. False if there is not enough memory."""
@@ -83,32 +86,32 @@ class GuestHeap:
     @torch.inference_mode(False)
     def __init__(self, name: str, file: int, geometry: Geometry) -> None:
         self.name, self.geometry, self.world_size = name, geometry, geometry.world_size
-        self._locks = LockFile(file)
         try:
-            self._map(geometry)
-            self.rank = self._take_number()
-            self.incarnation = begin_incarnation(f"guest {self.rank}", [each[self.rank] for each in self._activities])
-        except BaseException:
-            self._locks.close()
-            raise
-        self._found = [0] * self.world_size  # bytes of each segment
-        threading.Thread(target=_find_pages, args=(weakref.ref(self),), name="nanokv-guest-pages", daemon=True).start()
-
-    def _map(self, geometry: Geometry) -> None:
-        size, count = geometry.segment_bytes, self.world_size
-        try:
-            fd = os.open(f"/proc/self/fd/{self._locks.fd}", os.O_RDWR | os.O_CLOEXEC)
+            # locks of an open of its own: those of the given one a child keeps that the giver has forked meanwhile
+            self._locks = LockFile(os.open(f"/proc/self/fd/{file}", os.O_RDWR | os.O_CLOEXEC))
             try:
-                about = os.fstat(fd)
-                if about.st_size != segments_base(count) + count * size:
-                    raise HeapUnavailable(
-                        f"the file has {about.st_size} bytes, not those of {count} segments of {size}"
-                    )
-                mapped = map_file(fd)
-            finally:
-                os.close(fd)
+                self._map(file, geometry)
+                self.rank = self._take_number()
+                records = [each[self.rank] for each in self._activities]
+                self.incarnation = begin_incarnation(f"guest {self.rank - self.world_size}", records)
+                self._found = [0] * self.world_size  # bytes of each segment
+                finder = threading.Thread(target=_find_pages, args=(weakref.ref(self),), name="nanokv-guest-pages")
+                finder.daemon = True
+                finder.start()
+            except BaseException:
+                self._locks.close()
+                raise
         except OSError as error:
             raise HeapUnavailable(f"the file cannot be mapped: {error.strerror}") from None
+        finally:
+            os.close(file)
+
+    def _map(self, file: int, geometry: Geometry) -> None:
+        size, count = geometry.segment_bytes, self.world_size
+        about = os.fstat(file)
+        if about.st_size != segments_base(count) + count * size:
+            raise HeapUnavailable(f"the file has {about.st_size} bytes, not those of {count} segments of {size}")
+        mapped = map_file(file)
         head = mapped.header[0]
         stated = int(head["magic"]), int(head["version"]), int(head["world_size"]), int(head["segment_bytes"])
         if stated != (WORLD_MAGIC, WORLD_VERSION, count, size):
@@ -136,10 +139,13 @@ class GuestHeap:
         self._is_whole = about.st_blocks * _BLOCK >= count * payload
 
     def _take_number(self) -> int:
-        for guest in range(self.geometry.guests):
-            if self._locks.try_lock(guest_lock(guest)):
-                return self.world_size + guest
-        raise HeapUnavailable(f"the world has guests={self.geometry.guests}, and all are there")
+        guests = self.geometry.guests
+        number = next((guest for guest in range(guests) if self._locks.try_lock(guest_lock(guest))), None)
+        if number is None:
+            raise HeapUnavailable(f"the world has guests={guests}, and all are there")
+        if all(self.peer_closed(rank) for rank in range(self.world_size)):  # who takes it over waits for no more guests
+            raise HeapUnavailable("all ranks of the world have ended")
+        return self.world_size + number
 
     def find_some_pages(self) -> float:
         """Find some of the pages that there are. Returns seconds until there may be more; below 0: never."""

@@ -83,11 +83,16 @@ class LocalWorld:
         self.bell = WorldBell(np.zeros(1, np.uint32) if self.file is None else self.file.waiting)
         self.raw: list[npt.NDArray[np.uint8] | None] = []
         self.tensors: list[torch.Tensor] = []
-        for rank in range(world_size):
-            self._allocate(rank)
-            block = (spec.control_block if there[rank] else spec.absent_block)(rank, world_id)
-            initialise(self.tensors[rank], block, self.incarnations)
-        enable_access(self.devices)
+        try:
+            for rank in range(world_size):
+                self._allocate(rank)
+                block = (spec.control_block if there[rank] else spec.absent_block)(rank, world_id)
+                initialise(self.tensors[rank], block, self.incarnations)
+            enable_access(self.devices)
+        except BaseException:
+            if self.file is not None:
+                self.file.close()
+            raise
         self._heaps = [LocalHeap(self, rank) for rank in range(world_size)]
 
     def heap(self, rank: int) -> "LocalHeap":
@@ -146,7 +151,8 @@ class LocalWorld:
         store(tensor, HEAP_CTL.offsets["closed"], HEAP_CTL.dtype["closed"], ABSENT)
         finish_work(self.devices[rank])
         if raw is not None:
-            give_back(area_of(raw), at["heap_base"], self.spec.geometry.segment_bytes - at["heap_base"])
+            area, first = area_of(raw)
+            give_back(area, first + at["heap_base"], self.spec.geometry.segment_bytes - at["heap_base"])
 
     def _allocate(self, rank: int) -> None:
         what, device, nbytes = f"segment {rank}", self.devices[rank], self.spec.geometry.segment_bytes
@@ -206,32 +212,48 @@ class _SharedFile:
     def __init__(self, spec: WorldSpec, world_id: int, there: list[bool]) -> None:
         geometry, ranks = spec.geometry, spec.geometry.world_size
         self._first, self._size = segments_base(ranks), geometry.segment_bytes
-        self._fd = shareable(self._first + ranks * self._size, f"world {spec.name}")
-        self._close = weakref.finalize(self, os.close, self._fd)
-        self._head = shared(self._fd, 0, self._first, "the header")
-        header, words = self._head[: HEADER.size].view(HEADER.dtype), self._head[HEADER.size :][: ranks * RANK.size]
+        nbytes = self._first + ranks * self._size
+        made = shareable(nbytes, f"world {spec.name}")
+        self.locks = LockFile(made)
+        weakref.finalize(self, self.locks.close)
+        try:
+            mapped = self.locks.opened_again()  # a mapping keeps the locks of the open that it was made from
+            try:
+                self._whole = shared(mapped, nbytes, f"world {spec.name}")
+            finally:
+                os.close(mapped)
+        except BaseException:
+            self.locks.close()
+            raise
+        header = self._whole[: HEADER.size].view(HEADER.dtype)
+        words = self._whole[HEADER.size :][: ranks * RANK.size].view(RANK.dtype)
         row = header[0]
         row["version"], row["world_size"], row["world_id"] = WORLD_VERSION, ranks, world_id
         row["segments_base"], row["segment_bytes"] = self._first, self._size
         row["magic"] = WORLD_MAGIC
-        words.view(RANK.dtype)["backed"] = geometry.offsets["heap_limit"]
+        words["backed"] = geometry.offsets["heap_limit"]
         self.waiting: npt.NDArray[np.uint32] = header["waiting"]
-        self.locks = LockFile(self.opened_again())
         for rank in (rank for rank, here in enumerate(there) if here):
             self.locks.try_lock(rank)
 
     def segment(self, rank: int) -> npt.NDArray[np.uint8]:
         """A rank's segment."""
-        return shared(self._fd, self._first + rank * self._size, self._size, f"segment {rank}")
+        return self._whole[self._first + rank * self._size :][: self._size]
 
     def opened_again(self) -> int:
-        """Another descriptor of the file, which shares no lock with this one. It is the caller's."""
-        return os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
+        """Another descriptor of the file, which shares no lock with this one. It is the caller's.
+
+        Raises:
+            HeapUnavailable: the world has ended, or the file cannot be opened.
+        """
+        try:
+            return self.locks.opened_again()
+        except OSError as error:
+            raise HeapUnavailable(f"the memory of the world cannot be given to a guest: {error.strerror}") from None
 
     def close(self) -> None:
         """Close the file, which stays mapped where it is."""
         self.locks.close()
-        self._close()
 
 
 class LocalHeap:
@@ -383,8 +405,8 @@ def attach(
     world = LocalWorld(spec, device=device)
     raw = world.raw[0]
     if prefault and raw is not None:
-        first = spec.geometry.offsets["heap_base"]
-        map_ahead(area_of(raw), [(first, spec.geometry.segment_bytes - first)])
+        (area, start), first = area_of(raw), spec.geometry.offsets["heap_base"]
+        map_ahead(area, [(start + first, spec.geometry.segment_bytes - first)])
     return world.heap(rank)
 
 

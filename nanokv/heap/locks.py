@@ -66,6 +66,25 @@ class LockFile:
             answer = fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, asked)
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
+    def opened_again(self) -> int:
+        """Another descriptor of the file, which shares no lock with this one. It is the caller's.
+
+        Raises:
+            OSError: the file cannot be opened, or this one is closed.
+        """
+        with self._mutex:
+            if self.fd < 0:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            return os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
+
+    def free_bytes(self) -> int:
+        """How many bytes the file system has left; 0 if this is closed."""
+        with self._mutex:
+            if self.fd < 0:
+                return 0
+            about = os.fstatvfs(self.fd)
+            return about.f_bavail * about.f_frsize
+
     def allocate(self, start: int, nbytes: int) -> bool:
         """Allocate blocks of the file. False if the file system has not enough, or this is closed."""
         with self._mutex:

@@ -61,14 +61,14 @@ def shareable(nbytes: int, what: str) -> int:
     return made
 
 
-def shared(descriptor: int, offset: int, nbytes: int, what: str) -> npt.NDArray[np.uint8]:
-    """Part of `shareable` memory: uint8 [nbytes]. `offset` is that of a page. The descriptor may be closed afterwards.
+def shared(descriptor: int, nbytes: int, what: str) -> npt.NDArray[np.uint8]:
+    """`shareable` memory: uint8 [nbytes]. The descriptor may be closed afterwards.
 
     Raises:
         HeapUnavailable: as `anonymous`.
     """
     try:
-        area = mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED, offset=offset)
+        area = mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED)
     except (OSError, ValueError, OverflowError) as error:
         raise HeapUnavailable(f"{what}: {nbytes} bytes of shared memory cannot be mapped: {error}") from None
     advise(area, _HUGEPAGE, 0, nbytes)  # where the system lets shared memory have them
@@ -80,11 +80,12 @@ def keep_from_children(area: mmap.mmap, nbytes: int) -> None:
     advise(area, mmap.MADV_DONTFORK, 0, nbytes)
 
 
-def area_of(raw: npt.NDArray[np.uint8]) -> mmap.mmap:
-    """The mapping that `anonymous` or `shared` memory lies in."""
-    base = raw.base.obj if isinstance(raw.base, memoryview) else raw.base
-    assert isinstance(base, mmap.mmap)
-    return base
+def area_of(raw: npt.NDArray[np.uint8]) -> tuple[mmap.mmap, int]:
+    """The mapping that `anonymous` or `shared` memory lies in, or a part of it, and its offset there."""
+    base: object = raw
+    while not isinstance(base, mmap.mmap):
+        base = base.base if isinstance(base, np.ndarray) else getattr(base, "obj")  # noqa: B009 - a memoryview
+    return base, raw.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
 
 
 def advise(area: mmap.mmap, advice: int, start: int, nbytes: int) -> bool:

@@ -34,7 +34,7 @@ from nanokv.heap.mapping import PREFAULT_SECONDS, give_back, prefault
 from nanokv.heap.process_heap import ProcessHeap, begin_incarnation
 from nanokv.heap.shm_tools import ShmWorldInfo, inspect, list_worlds, remove_world
 from nanokv.heap.world_entry import enter, leave
-from nanokv.heap.world_file import WorldFile, directory
+from nanokv.heap.world_file import WorldFile, directory, guest_lock
 from nanokv.heap.world_spec import WorldSpec
 
 __all__ = ["ShmHeap", "ShmWorldInfo", "attach", "inspect", "list_worlds", "remove_world", "why_not"]
@@ -108,6 +108,7 @@ class ShmHeap(ProcessHeap):
         self._join_activity()
         if self.recovered:
             self._renew_times(self.rank)
+            self._forget_dead_guests()
         if self.recovered or absent:
             mine.ctl["water_lo"], mine.ctl["water_hi"] = spec.water
             mine.ctl["may_evict"] = evicts_by(spec.may_evict, spec.policy)
@@ -135,6 +136,14 @@ class ShmHeap(ProcessHeap):
         if swept > now:
             move_times(view, now - swept)
             view.ctl["swept_at"] = now
+
+    def _forget_dead_guests(self) -> None:
+        """No operation of a guest that has ended is in flight. One that lives, or comes now, holds its lock."""
+        rows = self._views[self.rank].activity[self.world_size :]
+        for guest in np.flatnonzero(rows["in_flight0"] | rows["in_flight1"]).tolist():
+            if self._file.locks.try_lock(guest_lock(guest)):
+                rows[guest]["in_flight0"] = rows[guest]["in_flight1"] = 0
+                self._file.locks.unlock(guest_lock(guest))
 
     def _join_activity(self) -> None:
         who = f"world {self.name!r}, which `nanokv rm` removes: rank {self.rank}"

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from nanokv.device.segment.geometry import MODES, Geometry
 from nanokv.device.segment.layout import ABSENT
 from nanokv.errors import HeapUnavailable, SegmentCorrupt
-from nanokv.heap.world_file import PREFIX, WorldFile, directory
+from nanokv.heap.world_file import PREFIX, WorldFile, directory, guest_lock
 
 _LOCK_SECONDS = 30.0  #: a creator holds the world lock while it reserves memory
 
@@ -26,7 +26,7 @@ class ShmWorldInfo:
         segments: each rank's segment, uint8 [geometry.segment_bytes].
         options: as the ranks stated them last (`WorldSpec.options`); empty if they cannot be read.
         geometry, mode: as stored in an initialised segment.
-        alive: per rank, whether its process lives.
+        alive: per rank, whether its process lives. guests: the same per guest.
         absent: per rank of an elastic world, whether it has not come yet, or has left for good.
         initialised: per rank, whether it has ever attached.
     """
@@ -40,6 +40,7 @@ class ShmWorldInfo:
     geometry: Geometry
     segments: list[npt.NDArray[np.uint8]]
     alive: list[bool]
+    guests: list[bool]
     initialised: list[bool]
     absent: list[bool]
 
@@ -71,6 +72,7 @@ def inspect(name: str, *, writable: bool = False) -> ShmWorldInfo:
             geometry=geometry,
             segments=file.map(writable=writable).parts,
             alive=[file.locks.held(rank) for rank in range(len(controls))],
+            guests=[file.locks.held(guest_lock(guest)) for guest in range(geometry.guests)],
             initialised=[ctl is not None for ctl in controls],
             absent=[ctl is not None and int(ctl[0]["closed"]) == ABSENT for ctl in controls],
         )

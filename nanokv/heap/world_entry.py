@@ -8,9 +8,9 @@ from typing import Any
 from nanokv.device.segment.clock import offset_ns
 from nanokv.device.segment.geometry import MODES, Geometry
 from nanokv.device.segment.last_access import NS
-from nanokv.device.segment.layout import CLOSED, MAX_PRODUCERS
+from nanokv.device.segment.layout import CLOSED
 from nanokv.errors import HeapUnavailable, NanoKVError, RankTaken, SegmentCorrupt
-from nanokv.heap.world_file import WorldFile, guest_lock
+from nanokv.heap.world_file import WorldFile
 from nanokv.heap.world_file_layout import SEGMENTS, FileKind
 from nanokv.heap.world_spec import STORED, WorldSpec, differing
 
@@ -29,8 +29,12 @@ def enter(spec: WorldSpec, rank: int, deadline: float, kind: FileKind = SEGMENTS
             first = not file.anybody_alive()
             if _settle(file, spec):
                 _check_fits(file, spec, rank, first)
+                if first and file.has_guests():
+                    _check_time(file, deadline)
+                    file.locks.close()  # others may look at the world, or remove it, meanwhile
+                    time.sleep(_POLL)
+                    continue
                 if first:
-                    _wait_for_guests(file, deadline)
                     _examine(file, spec)
                 if not file.locks.try_lock(rank):
                     pid = file.rank_record(rank)["pid"]
@@ -69,19 +73,16 @@ def _settle(file: WorldFile, spec: WorldSpec) -> bool:
     return True
 
 
-def _wait_for_guests(file: WorldFile, deadline: float) -> None:
-    """Wait until no guest is in a world whose ranks have all died: they see that, and end what they have begun.
+def _check_time(file: WorldFile, deadline: float) -> None:
+    """Raise HeapUnavailable if guests that the dead ranks of a world have left are still there at `deadline`.
 
-    Raises:
-        HeapUnavailable: some are still there at `deadline`.
+    They see the end of the ranks at once, and end what they have begun.
     """
-    while file.locks.held(guest_lock(0), MAX_PRODUCERS):
-        if time.monotonic() >= deadline:
-            raise HeapUnavailable(
-                f"world {file.name!r} is not taken over: its ranks have died, and guests still work in its memory (is "
-                "one stopped, or in a debugger?)"
-            )
-        time.sleep(_POLL)
+    if time.monotonic() >= deadline:
+        raise HeapUnavailable(
+            f"world {file.name!r} is not taken over: its ranks have died, and guests still work in its memory (is one "
+            "of their processes stopped?)"
+        )
 
 
 def _examine(file: WorldFile, spec: WorldSpec) -> None:

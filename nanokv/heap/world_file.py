@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from nanokv.device.segment.clock import offset_ns
 from nanokv.device.segment.geometry import Geometry
-from nanokv.device.segment.layout import ABSENT, HEAP_CTL, MAX_RANKS, WORD
+from nanokv.device.segment.layout import ABSENT, HEAP_CTL, MAX_PRODUCERS, MAX_RANKS, WORD
 from nanokv.errors import HeapUnavailable, PeerLost, SegmentCorrupt
 from nanokv.heap.locks import LockFile
 from nanokv.heap.world_file_layout import (
@@ -83,6 +83,7 @@ class WorldFile:
 
     def __init__(self, name: str, path: Path, fd: int, kind: FileKind) -> None:
         self.name = name
+        self.what, self.folder = f"world {name!r}", str(path.parent)  #: for messages
         self.kind = kind
         self.path = path
         self.locks = LockFile(fd)
@@ -145,6 +146,10 @@ class WorldFile:
     def anybody_alive(self) -> bool:
         """True if another open file holds the lock of any rank."""
         return self.locks.held(0, MAX_RANKS)
+
+    def has_guests(self) -> bool:
+        """True if another open file holds the lock of any guest."""
+        return self.locks.held(guest_lock(0), MAX_PRODUCERS)
 
     # --- the header ---
     def header(self) -> Any | None:
@@ -243,6 +248,10 @@ class WorldFile:
         what = f"segment {rank} of world {self.name!r}"
         self._allocate([(start, geometry.segment_bytes - at["heap_base"])], what)
 
+    def free_bytes(self) -> int:
+        """How many bytes the folder of worlds has left."""
+        return self.locks.free_bytes()
+
     def reserve(self, geometry: Geometry, rank: int, start: int, end: int) -> bool:
         """Allocate the blocks of a part of a rank's segment. False if there is not enough memory."""
         return self.locks.allocate(self._segment_at(geometry, rank) + start, end - start)
@@ -312,13 +321,17 @@ class WorldFile:
         Raises:
             HeapUnavailable: the file cannot be opened, or the name means another one.
         """
+        fd = -1
         try:
             fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError as error:
-            raise HeapUnavailable(f"{self.path} cannot be mapped: {error}") from None
-        if not os.path.samestat(os.fstat(fd), os.fstat(self.locks.fd)):
-            os.close(fd)
-            raise HeapUnavailable(f"{self.path} was replaced by hand")
+            if not os.path.samestat(os.fstat(fd), os.fstat(self.locks.fd)):
+                raise HeapUnavailable(f"{self.path} was replaced by hand")
+        except BaseException as error:
+            if fd >= 0:
+                os.close(fd)
+            if isinstance(error, OSError):
+                raise HeapUnavailable(f"{self.path} cannot be opened: {error}") from None
+            raise
         return fd
 
 

@@ -36,7 +36,7 @@ def load_into(path: Path, name: str, progress: Progress = no_progress) -> tuple[
             comes while objects are put, a new world is removed; another one keeps what was put, beside what it had.
     """
     with open_saved(path) as file:  # before anything is made
-        stated = file.options
+        stated = {**file.options, "guests": None}  # of a new one: by default
     is_new = name not in list_worlds()
     ranks: list[int] | None = None
     if not is_new:

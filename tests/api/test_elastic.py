@@ -397,7 +397,8 @@ def test_memory_that_is_given_back_is_zero_and_whole_pages_only() -> None:
     with cache:
         raw = cache.engine.heap.host_view(0)
         assert raw is not None
-        area, first = area_of(raw), cache.engine.geometry.offsets["heap_base"]
+        (area, start), first = area_of(raw), cache.engine.geometry.offsets["heap_base"]
+        assert start == 0
         raw[first:] = 7
         assert give_back(area, first + 1, 3 * PAGE)
         kept = torch.from_numpy(raw[first:]).view(-1, PAGE)[:5].amax(1).tolist()

@@ -8,6 +8,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +20,7 @@ import nanokv
 from nanokv.allocation.terms import terms_of
 from nanokv.cluster import NanoKVCluster, mapped
 from nanokv.cluster.mapped import MappedPuts
+from nanokv.cluster.messages import unix
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.patience import Patience
 from nanokv.cluster.wire import guests
@@ -27,6 +29,8 @@ from nanokv.device.machines.records import NO_TERMS
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
+from nanokv.fsck.inspect_world import InspectedWorld
+from nanokv.heap import guest as guest_module
 from nanokv.heap.local import LocalHeap
 from nanokv.transfer.descriptors import RAW
 from tests.support.faults import Calls, Limits
@@ -89,6 +93,13 @@ def short_folder() -> Iterator[Path]:
     """A folder with a path that is short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="nanokv-") as path:
         yield Path(path)
+
+
+def sockets_in(folder: Path) -> list[Path]:
+    """The sockets in a folder, each of which has its lock."""
+    found = [each for each in folder.iterdir() if each.is_socket()]
+    assert all(each.with_name(f"{each.name}.lock").is_file() for each in found)
+    return found
 
 
 def exchange(one: NanoKVCluster, two: NanoKVCluster, name: str = "key") -> None:
@@ -195,8 +206,8 @@ def test_other_containers_of_the_host_are_reached_by_a_folder(
 ) -> None:
     """Network namespaces have no address in common: what goes from one to the other goes by the folder."""
     folder = short_folder
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(folder / "nanokv-dead"))
+    for name in ("nanokv-notes", "nanokv-" + 24 * "0", "nanokv-" + 24 * "1" + ".lock"):
+        (folder / name).write_text("not a socket")
     (here,) = make_cluster(1, sockets=str(folder), world=new_world())
     there = start("far", new_world(), apart=True, sockets=str(folder), bind="0.0.0.0", advertise="192.0.2.1")
     until(lambda: here.nodes == ["far", "n0"] == there.ask("nodes"))
@@ -208,17 +219,70 @@ def test_other_containers_of_the_host_are_reached_by_a_folder(
     assert there.ask("get", "first", 3000) == there.ask("get", "key", 3000) == "right"
     assert torch.equal(here.world.get("back"), value_of("back", 3000))
     assert here.stats()["ways"]["far"] == "mapped" and here.stats()["guests"] == 1
-    assert len(list(folder.iterdir())) == 2  # the dead one's has gone
+    assert len(sockets_in(folder)) == 2
     there.kill()
     until(lambda: here.stats()["guests"] == 0)
+    assert len(sockets_in(folder)) == 2  # of the one that was killed
+    make_cluster(1, sockets=str(folder))
+    assert len(sockets_in(folder)) == 2  # it has gone, and a new one is there
+    assert here.stats()["messages_dropped_stranger"] == 0  # nobody asks whether it lives
     here.close()
-    assert len(list(folder.iterdir())) == 1  # of the one that was killed
+    assert len(sockets_in(folder)) == 1
+    assert all((folder / name).exists() for name in ("nanokv-notes", "nanokv-" + 24 * "0"))
 
 
-@pytest.mark.parametrize("folder", ["relative", "/none/such", "/" + "x" * 100, 3])
+@pytest.mark.parametrize("folder", ["relative", "/none/such", "/" + "x" * 100, "/tmp\0x", 3])
 def test_a_folder_that_cannot_have_sockets_is_refused(tmp_path: Path, folder: Any) -> None:
     with nanokv.NanoKVCache(1 << 20, page_bytes=PAGE) as world, pytest.raises(InvalidArgument, match="sockets"):
         NanoKVCluster(world, f"file://{tmp_path}/cluster", sockets=folder)
+
+
+def test_processes_that_start_together_leave_each_other_their_sockets(short_folder: Path) -> None:
+    made: list[unix.Listener] = []
+
+    def make(_: int) -> None:
+        made.append(unix.Listener(str(short_folder)))
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(make, range(64)))
+    assert len(sockets_in(short_folder)) == 64 == len({each.address for each in made})
+    for each in made:
+        assert unix.is_seen(each.address)
+        each.close()
+    assert not list(short_folder.iterdir())
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no thread can be started"), HeapUnavailable("no memory")])
+def test_who_could_not_enter_asks_again(
+    make_cluster: MakeCluster, calls: Calls, limits: Limits, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    limits(mapped, REFUSED_SECONDS=0.1)
+    caplog.set_level(logging.INFO)
+    one, two = make_cluster(2, world=GUESTS)
+    calls.fail(guest_module, "begin_incarnation", error)
+    one.put("key", VALUE, preferred_segment=(two.node, None))
+    until(lambda: str(error) in caplog.text)
+    calls.go_on()
+    map_others(one)
+    assert two.world.engine.machine.activity(0)["incarnation"].tolist() == [1, 1, *[0] * 7]  # its number was free
+
+
+def test_a_child_of_the_owner_keeps_no_number(new_world: NewWorld) -> None:
+    """One that is forked while the file is given to a guest."""
+    with nanokv.NanoKVCache(1 << 20, page_bytes=PAGE, **new_world()) as world:
+        heap = cast("LocalHeap", world.engine.heap)
+        file = heap.file_for_guest()
+        child = os.fork()
+        if not child:
+            signal.pause()
+        try:
+            there = guest_module.GuestHeap("guest", file, heap.geometry)
+            assert heap.alive(there.rank, there.incarnation)
+            there.close()
+            assert not heap.alive(there.rank, there.incarnation)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 def test_an_owner_that_stands_still_delays_no_first_call(
@@ -408,8 +472,12 @@ def test_a_dead_world_is_taken_over_when_its_guests_have_gone(start: StartNode, 
     guest.ask("put", "key", 3000, "far")
     guest.suspend()
     owner.kill()
-    with pytest.raises(HeapUnavailable, match="its ranks have died, and guests still work in its memory"):
-        nanokv.NanoKVCache(HEAP_BYTES, page_bytes=PAGE, attach_timeout=0.3, **world)
+    with ThreadPoolExecutor(1) as pool:
+        refused = pool.submit(nanokv.NanoKVCache, HEAP_BYTES, page_bytes=PAGE, attach_timeout=3.0, **world)
+        look = InspectedWorld(shm_name)  # while the other one waits
+        assert (look.living, look.alive(1, 1)) == ([False], True)
+        with pytest.raises(HeapUnavailable, match="its ranks have died, and guests still work in its memory"):
+            refused.result()
     guest.resume()
     with nanokv.NanoKVCache(HEAP_BYTES, page_bytes=PAGE, **world) as again:
         assert torch.equal(again.get("key"), value_of("key", 3000))

@@ -1,10 +1,16 @@
 """UNIX sockets, and their addresses.
 
-unix:name            abstract: of one network namespace. It leaves no file behind, whatever becomes of the process
-unix:/folder/name    of all who see that folder: also processes of other network namespaces, as containers are
+    unix:name            abstract: of one network namespace. It leaves no file behind, whatever becomes of the process
+    unix:/folder/name    of all who see that folder: also processes of other network namespaces, as containers are
+
+Beside a socket in a folder lies a file, `name.lock`, which its process holds a lock of (flock): so others see whether
+it lives, and ask nobody.
 """
 
 import contextlib
+import fcntl
+import os
+import re
 import secrets
 import socket
 import stat
@@ -14,36 +20,55 @@ from nanokv.errors import InvalidArgument
 
 _BACKLOG = 1024
 _SCHEME = "unix:"
-_NAME = "nanokv-{}"
 _RANDOM_BYTES = 12
-#: bytes of a folder's path: the system takes 107 in all
-LONGEST_FOLDER = 107 - len(_NAME.format("")) - 2 * _RANDOM_BYTES - 1
+_LOCK = re.compile(r"(nanokv-[0-9a-f]{24})\.lock")
+#: bytes of a folder's path: the system takes 107 of a socket's in all
+LONGEST_FOLDER = 107 - len("/nanokv-") - 2 * _RANDOM_BYTES
 
 
-def listener(folder: str = "") -> tuple[socket.socket, str]:
-    """A socket that listens, which does not block, and its address. `remove` it in the end.
+class Listener:
+    """A socket that listens, and does not block.
 
     Args:
         folder: "": the socket is abstract. What processes that died have left in a folder is removed.
 
+    Attributes:
+        socket: it. address: its own.
+
     Raises:
         InvalidArgument: no socket can be made in that folder.
     """
-    name = _NAME.format(secrets.token_hex(_RANDOM_BYTES))
-    path = f"{folder}/{name}"
-    if folder:
-        _remove_dead(Path(folder))
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        made.bind(path if folder else f"\0{name}")
-        if folder:
-            Path(path).chmod(stat.S_IRUSR | stat.S_IWUSR)
-        made.listen(_BACKLOG)
-    except OSError as error:
-        made.close()
-        raise InvalidArgument(f"sockets={folder!r}: {error.strerror or error}") from None
-    made.setblocking(False)
-    return made, f"{_SCHEME}{path if folder else name}"
+
+    def __init__(self, folder: str = "") -> None:
+        self._path: Path | None = None
+        self._lock = -1
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            if folder:
+                _remove_dead(Path(folder))
+                self._path, self._lock = _locked(Path(folder))
+                self.socket.bind(str(self._path))
+                self._path.chmod(stat.S_IRUSR | stat.S_IWUSR)
+                self.address = f"{_SCHEME}{self._path}"
+            else:
+                name = f"nanokv-{secrets.token_hex(_RANDOM_BYTES)}"
+                self.socket.bind(f"\0{name}")
+                self.address = f"{_SCHEME}{name}"
+            self.socket.listen(_BACKLOG)
+        except OSError as error:
+            self.close()
+            raise InvalidArgument(f"sockets={folder!r}: {error.strerror or error}") from None
+        self.socket.setblocking(False)
+
+    def close(self) -> None:
+        """Listen no more, and remove the files. Idempotent."""
+        self.socket.close()
+        if self._path is not None:
+            _remove(self._path)
+            self._path = None
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
 
 def target(address: str) -> str | None:
@@ -67,19 +92,42 @@ def is_seen(address: str) -> bool:
         return False
 
 
-def remove(address: str) -> None:
-    """Remove the file of a socket, if it has one."""
-    if is_in_folder(address):
-        with contextlib.suppress(OSError):
-            Path(address.removeprefix(_SCHEME)).unlink()
+def _locked(folder: Path) -> tuple[Path, int]:
+    """A path for a socket that nobody has, and the descriptor of its file with a lock."""
+    while True:
+        path = folder / f"nanokv-{secrets.token_hex(_RANDOM_BYTES)}"
+        made = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, stat.S_IRUSR | stat.S_IWUSR)
+        try:
+            fcntl.flock(made, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(Path(f"{path}.lock").stat(), os.fstat(made)):
+                return path, made
+        except (BlockingIOError, FileNotFoundError):
+            pass  # another one has looked in between, and has taken it for that of a process that died
+        except BaseException:
+            os.close(made)
+            raise
+        os.close(made)
+
+
+def _remove(path: Path) -> None:
+    """Remove a socket and its file, of whoever holds the lock."""
+    with contextlib.suppress(OSError):
+        if path.is_socket():
+            path.unlink()
+    with contextlib.suppress(OSError):
+        path.with_name(f"{path.name}.lock").unlink()
 
 
 def _remove_dead(folder: Path) -> None:
-    """Remove the sockets of NanoKV in a folder at which nobody listens any more."""
-    for path in folder.glob(_NAME.format("*")):
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.settimeout(0.0)
+    """Remove the sockets in a folder whose processes have died."""
+    for each in folder.iterdir():
+        found = _LOCK.fullmatch(each.name)
+        if found is None:
+            continue
+        with contextlib.suppress(OSError):
+            file = os.open(each, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                probe.connect(str(path))
-            except ConnectionRefusedError:
-                path.unlink()
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(folder / found[1])
+            finally:
+                os.close(file)

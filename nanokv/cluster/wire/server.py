@@ -162,10 +162,11 @@ class WireServer:
         self._closing = False
         self._tcp, self.address = tcp.listener(bind, port)
         try:
-            self._unix, self.local = unix.listener(folder)
+            self._near = unix.Listener(folder)
         except BaseException:
             self._tcp.close()
             raise
+        self._unix, self.local = self._near.socket, self._near.address
         self._native, self._epoll = select.epoll(), select.epoll()  # of the native thread, and of this one
         self._to_native, self._to_host = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
         self._box, self._mine = self._boxes(patience, spin)
@@ -553,8 +554,7 @@ class WireServer:
         self._native.close()
         self._epoll.close()
         self._tcp.close()
-        self._unix.close()
-        unix.remove(self.local)
+        self._near.close()
         os.close(self._to_native)
 
 
