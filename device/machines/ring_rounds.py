@@ -24,7 +24,9 @@ LEAST_PAUSE = 20_000  #: ns
 MOST_PAUSE = 500_000  #: ns
 PATIENCE = 10_000_000  #: ns
 
-_END, _CHANGES = (ROUNDS.offsets[name] // WORD for name in ("end", "changes"))
+_END, _CHANGES, _OUTBOXES, _OUTBOX_COUNT = (
+    ROUNDS.offsets[name] // WORD for name in ("end", "changes", "outboxes", "outbox_count")
+)
 
 
 def _words_of(names: Sequence[str]) -> slice:
@@ -75,17 +77,21 @@ class RingRounds:
         fields["least_pause"], fields["most_pause"] = LEAST_PAUSE, MOST_PAUSE
         self._code = partial(compiled()["rounds"], table, owner, self._words.ctypes.data)
 
-    def run(self, position: Position, seconds: float, *, listens: bool) -> RoundsDone:
+    def run(self, position: Position, seconds: float, *, listens: bool, outboxes: Words) -> RoundsDone:
         """Take hints until the host has something to do, at most for `seconds`.
 
         Args:
             listens: the call ends after a round that has changed the index, and says how.
+            outboxes: addresses of OUTBOXes that hear of each change; for them it does not end.
         """
         words = self._words
         words[_POSITION] = position
         words[_ANSWERS] = 0
         words[_END] = time.monotonic_ns() + int(seconds * SECOND)
         words[_CHANGES] = self._changes_at if listens else 0
+        words[_OUTBOX_COUNT] = len(outboxes)
+        if len(outboxes):
+            words[_OUTBOXES] = outboxes.ctypes.data
         idle = self._code()
         where = Position(*words[_POSITION].tolist())
         taken, removed, corrupt, wanted, changed = words[_ANSWERS].tolist()

@@ -14,7 +14,7 @@ from nanokv.cluster.locations import Locations
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.patience import Patience
 from nanokv.cluster.wire.exchanges import WireGets
-from nanokv.device.fabric.locations import GONE_NODE, LOCATION
+from nanokv.device.segment.location import GONE_NODE, LOCATION
 from nanokv.errors import KeyNotFound, PeerLost, WaitTimeout
 from nanokv.types import KeyDigest
 from tests.support.faults import Calls

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from nanokv.bench.simulate.cluster.assumptions import ClusterAssumptions
 from nanokv.cluster.messages.sealed import HEADER_BYTES, MAC_BYTES
-from nanokv.device.fabric.locations import LOCATION
+from nanokv.device.segment.location import LOCATION
 from nanokv.device.segment.layout import OBJ_HEADER
 
 MOST_PUTS = 1e5  #: a second: where the search ends
