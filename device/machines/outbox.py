@@ -13,10 +13,9 @@ import numpy.typing as npt
 from nanokv.device.machines.native_code import fabric_code
 from nanokv.device.machines.records import Words
 from nanokv.device.segment.host_records import SECOND
-from nanokv.device.segment.location import LOCATION, OUTBOX
 from nanokv.device.segment.layout import OBJ_HEADER
+from nanokv.device.segment.location import LOCATION, OUTBOX
 
-ROOM = 1 << 16  #: rows that wait for the reader: 4.5 MiB, of which none is touched before it is used
 _LONGEST = 0.5  #: seconds of one sleep
 
 
@@ -32,12 +31,12 @@ class Outbox:
 
     Args:
         rank: whose segment the rows are about.
+        room: rows that may wait for the reader, a power of two. Their memory is taken when it is used first.
         most: rows that the reader takes at once.
         futex: the number of the system call, or None: the reader looks every millisecond.
-        room: rows that wait, a power of two.
     """
 
-    def __init__(self, rank: int, most: int, futex: int | None, room: int = ROOM) -> None:
+    def __init__(self, rank: int, room: int, most: int, futex: int | None) -> None:
         assert room & (room - 1) == 0
         code = fabric_code()
         self._take, self._tell_each, self._wake = (code[name] for name in ("take_told", "tell_each", "wake_reader"))

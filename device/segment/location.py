@@ -1,4 +1,4 @@
-"""Where an object lies, as nodes tell each other, and the queue of what is still to be told: records in private memory."""
+"""Records in private memory: where an object lies, as nodes tell each other, and the queue of what is to be told."""
 
 import triton.language as tl
 

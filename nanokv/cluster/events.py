@@ -4,9 +4,9 @@ Events feed the table of locations, which saves two rounds of a get, and wake th
 hints: where some were missed, the table forgets the node and reads its headers anew, and nothing else depends on them.
 
 No object of Python is made for an object that comes or goes, at its node or at another, unless somebody listens
-(`changes`): the poller's native code writes rows (LOCATION), a thread sends them as they are, and followers take them in
-one native call for each message. If the thread is slower than puts for long, rows are dropped and counted, and all are
-told that they have missed some.
+(`changes`): the poller's native code writes rows (LOCATION), a thread sends them as they are, and followers take them
+in one native call for each message. If the thread is slower than puts for long, rows are dropped and counted, and all
+are told that they have missed some.
 """
 
 import logging
@@ -92,6 +92,7 @@ class CatchingUp:
 
 # --- the events -------------------------------------------------------------------------------
 MOST_EVENTS = 8192  #: of one message
+ROOM = 1 << 16  #: events that wait to be told; for more there is no room, and followers read the headers instead
 _GATHER = 0.002  #: seconds between two messages: a first event goes at once, and those of many puts go together
 assert {LOCATION.dtype[name].str for name in LOCATION.offsets} == {"<i8"}  # so rows of words are LOCATIONs
 
@@ -134,7 +135,7 @@ class Events:
             ends.callback(self._catching_up.close)
             self._subscriber = Subscriber(secret, self.hear, self.lost)
             ends.callback(self._subscriber.close)
-            self._outbox = Outbox(world.engine.heap.rank, MOST_EVENTS, system_call_number())
+            self._outbox = Outbox(self._rank, ROOM, MOST_EVENTS, system_call_number())
             self._over = False
             self._teller = threading.Thread(target=self._run, name="nanokv-cluster-tell", daemon=True)
             self._teller.start()
@@ -229,14 +230,9 @@ class Events:
         self._wake()
 
     @property
-    def told(self) -> int:
-        """Changes of objects that this member has told, or is about to tell."""
-        return self._outbox.told
-
-    @property
-    def untold(self) -> int:
-        """Changes for which there was no room: who follows has read the headers instead."""
-        return self._outbox.lost
+    def figures(self) -> dict[str, int]:
+        """How many objects that came or went the others were told of, and how many not, for want of room."""
+        return {"events_told": self._outbox.told, "events_untold": self._outbox.lost}
 
     @property
     def counts(self) -> Mapping[StrEnum, int]:

@@ -74,7 +74,8 @@ class Locations:
         """
         if self._is_kept and len(keys):
             rows = np.zeros(len(keys), LOCATION.dtype)
-            rows["key_hash"], rows["key_check"], rows["node"], rows["nbytes"] = keys[:, 0], keys[:, 1], STORED_NODE.value, nbytes
+            rows["key_hash"], rows["key_check"] = keys[:, 0], keys[:, 1]
+            rows["node"], rows["nbytes"] = STORED_NODE.value, nbytes
             self.learn(world, rows)
 
     def learn_headers(self, world: WorldId, rank: int, first: int, headers: Words) -> None:
