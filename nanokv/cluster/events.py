@@ -250,11 +250,20 @@ class Events:
         """How many times something was heard."""
         return self._heard
 
-    def wait(self, heard: int, seconds: float) -> None:
-        """Return when something was heard since `heard`, at the latest after some time."""
-        with self._waiting:
-            if self._heard == heard:
-                self._waiting.wait(seconds)
+    def wait(self, heard: int, seconds: float, matters: Callable[[], bool] = lambda: True) -> None:
+        """Return when something that matters was heard since `heard`, at the latest after some time.
+
+        Args:
+            matters: called after each time that something was heard: a look at what is known here.
+        """
+        end = time.monotonic() + seconds
+        while True:
+            with self._waiting:
+                if self._heard == heard and not self._waiting.wait(end - time.monotonic()):
+                    return
+                heard = self._heard
+            if matters():
+                return
 
     def close(self) -> None:
         """End threads, and wake those who wait. Idempotent."""

@@ -208,6 +208,27 @@ def test_a_wait_is_woken(make_cluster: MakeCluster) -> None:
         timer.join()
 
 
+def test_a_wait_is_not_woken_by_other_objects(make_cluster: MakeCluster) -> None:
+    zero, one = make_cluster(2)
+    key, events = key_of(zero, "n1"), zero.member.events
+    looked: list[bool] = []
+
+    def matters() -> bool:
+        looked.append(zero.member.locations.node_of(zero.digest(key)) is not None)
+        return looked[-1]
+
+    waiting = threading.Thread(target=events.wait, args=(events.heard, 600.0, matters), daemon=True)
+    waiting.start()
+    for i in range(20):
+        before = events.heard
+        one.put(key_of(zero, "n1", f"other{i}"), torch.ones(3))
+        until(lambda before=before: events.heard > before, "an event")  # type: ignore[misc]
+    assert waiting.is_alive() and not any(looked)
+    one.put(key, torch.ones(3))
+    waiting.join(60)
+    assert not waiting.is_alive() and looked[-1]
+
+
 def test_the_table_is_bounded() -> None:
     locations = Locations(64)
     rows = np.zeros(5000, LOCATION.dtype)
