@@ -23,7 +23,7 @@ class Told(NamedTuple):
     """What a reader has taken."""
 
     rows: npt.NDArray[Any]  #: LOCATIONs, in the order of what happened; valid until the next call
-    lost: int  #: rows for which there was no room since the last call
+    lost: int  #: rows for which there was no room, and before which no other waits any more
 
 
 class Outbox:
@@ -46,6 +46,8 @@ class Outbox:
         self._record["futex"] = futex or 0
         self.address = int(self._record.ctypes.data)  #: of the OUTBOX record
         self._to, self._most = int(self._taken.ctypes.data), most
+        # of the reader: how many rows it has taken; rows that were lost: all before the `_mark`-th, and later ones
+        self._seen = self._lost = self._mark = self._lost_later = 0
 
     # --- the writer: the poller's thread ---
     def tell(self, kind: int, slots: Words, records: npt.NDArray[Any]) -> None:
@@ -57,9 +59,18 @@ class Outbox:
 
     # --- the reader: one thread ---
     def take(self, rest: float) -> Told:
-        """Pause for `rest` seconds, less than one, and take rows: none after half a second without any, or `end`."""
+        """Pause for `rest` seconds, less than one, and take rows: none after half a second without any, or `end`.
+
+        A loss is told behind the rows before it: who then looks what there is, and goes on with rows, ends well.
+        """
         count, lost = self._take(self.address, self._to, self._most, int(rest * SECOND), int(_LONGEST * SECOND))
-        return Told(self._taken[:count], lost)
+        self._seen += count
+        self._lost_later += lost
+        if self._lost_later and not self._lost:
+            self._lost, self._lost_later, self._mark = self._lost_later, 0, self.told
+        told = self._lost if self._seen >= self._mark else 0
+        self._lost -= told
+        return Told(self._taken[:count], told)
 
     # --- any thread ---
     def end(self) -> None:
