@@ -1,12 +1,17 @@
-"""Takes hints from the announce ring into the index, and tells what has changed.
+"""Takes hints from the announce ring into the index, and tells what has changed: listeners by events, one for each
+object, and outboxes by rows that native code writes.
 
 `take` looks once, with arrays of numpy, wherever the segment lies. `stay` looks again and again, in native code without
 the interpreter's lock, where the machine has that (`device/machines/ring_rounds.py`).
 """
 
+import threading
+from collections.abc import Callable
+
 import numpy as np
 
 from nanokv.device.machines.base import Machine
+from nanokv.device.machines.outbox import Outbox
 from nanokv.device.machines.records import Hints, Position
 from nanokv.device.segment.host_records import NO_HOLE
 from nanokv.device.segment.layout import EVICTED, POSITIVE, REMOVED, STORED, WANTED, unpack
@@ -16,6 +21,7 @@ from nanokv.host_poller.index import HeaderIndex, IndexChange, changes_of
 BATCH = 4096  #: hints taken from the ring at once
 HOLE_PATIENCE = 0.1  #: seconds to come back to a ring slot whose producer took the ticket and has not filled it
 GONE = {REMOVED.value: EventKind.REMOVED, EVICTED.value: EventKind.EVICTED}  #: of hints
+_SAID = {how: kind for kind, how in GONE.items()}
 
 
 class Intake:
@@ -33,6 +39,9 @@ class Intake:
         tail = int(machine.control(rank)[0]["ann_tail"]) & POSITIVE.value  # it may be corrupt
         self._at = Position(tail, tail)
         self._rounds = machine.ring_rounds(rank, *index.arrays, index.turn.asked, HOLE_PATIENCE)
+        self._outboxes: tuple[Outbox, ...] = ()
+        self._changing = threading.Lock()  # of `_outboxes`
+        self.made = 0  #: events, for listeners
         self.drained = 0
         self.removed = 0
         self.corrupt = 0
@@ -71,14 +80,16 @@ class Intake:
         """
         assert self._rounds is not None
         with self._index.turn.for_long():
-            done = self._rounds.run(self._at, seconds, listens=bool(self._listeners))
+            outboxes = self._outboxes  # they stay, also where one is dropped meanwhile: native code writes to them
+            addresses = np.array([each.address for each in outboxes], np.int64)
+            done = self._rounds.run(self._at, seconds, listens=bool(self._listeners), outboxes=addresses)
         self._at = done.position
         self.drained += done.taken
         self.removed += done.removed
         self.corrupt += done.corrupt
         self.wanted = max(self.wanted, done.wanted)
         for change in changes_of(done.changes):
-            self.tell(change)
+            self._tell_listeners(change)
         return not done.idle
 
     def _ingest(self, drained: Hints) -> None:
@@ -98,6 +109,25 @@ class Intake:
             self.wanted = max(self.wanted, int(slots[wanted].max()))
 
     def tell(self, change: IndexChange) -> None:
-        """Tell the listeners of a change, if there are any."""
+        """Tell of a change, all who want that."""
+        for outbox in self._outboxes:
+            outbox.tell(_SAID[change.how], change.gone, change.gone_records)
+            outbox.tell(STORED.value, change.came, change.came_records)
+        self._tell_listeners(change)
+
+    def _tell_listeners(self, change: IndexChange) -> None:
         if self._listeners and (len(change.gone) or len(change.came)):
-            self._listeners.tell(self._index.events(change))
+            events = self._index.events(change)
+            self.made += len(events)
+            self._listeners.tell(events)
+
+    def tell_to(self, outbox: Outbox) -> Callable[[], None]:
+        """Write all that happens from now on to an outbox; returns the function that ends that. From any thread."""
+        with self._changing:
+            self._outboxes = (*self._outboxes, outbox)
+        with self._index.turn:  # native rounds that began without it end
+            return lambda: self._tell_no_more(outbox)
+
+    def _tell_no_more(self, outbox: Outbox) -> None:
+        with self._changing:
+            self._outboxes = tuple(each for each in self._outboxes if each is not outbox)

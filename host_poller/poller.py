@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nanokv.device.machines.base import Machine
+from nanokv.device.machines.outbox import Outbox
 from nanokv.device.segment.clock import now_ns
 from nanokv.errors import HeapUnavailable, InvalidArgument, WaitTimeout
 from nanokv.heap.base import Heap
@@ -199,6 +200,10 @@ class Poller:
         drop = self.listeners.add(listener)
         with self.index.turn:  # native rounds that began without a listener end
             return drop
+
+    def tell_to(self, outbox: Outbox) -> Callable[[], None]:
+        """Write all that happens to objects from now on to an outbox; returns the function that ends that."""
+        return self.intake.tell_to(outbox)
 
     # the thread
     def start(self) -> None:

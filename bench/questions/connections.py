@@ -10,7 +10,13 @@ from nanokv.bench.suite.settings import KIB
 
 CONNECTIONS = 1000
 CALLS = 5000  #: puts of each thread, at most
-_UNITS = {"us a handshake": "us", "KiB a connection": "KiB", "% of a core, idle": "%"}
+_UNITS = {
+    "us a handshake": "us",
+    "KiB a connection": "KiB",
+    "% of a core, idle": "%",
+    "us of the owner's core a put, 1 threads": "us",
+    "us of the owner's core a put, 4 threads": "us",
+}
 _FILES = 3000  #: descriptors: both ends, and what else there is
 
 
@@ -41,6 +47,7 @@ QUESTION = Question(
     measure,
     "Two processes, each a node, and each with half of the processors. KiB a connection: private memory of the owner, "
     "after one small question by each. Idle: what the owner's process runs with all connections open, less what it "
-    "runs without. Puts of 1 KiB by UNIX sockets, one connection for each thread of one process in Python.",
+    "runs without. Puts of 1 KiB by UNIX sockets, one connection for each thread of one process in Python; what the "
+    "owner's threads run for one, telling the other node of it included.",
     why_not=why_not,
 )

@@ -54,42 +54,21 @@ from nanokv.device.segment.layout import (
     HEADER_BYTES,
     READY,
 )
-from nanokv.device.segment.record import Field, Record
+from nanokv.device.segment.location import (
+    L_CHECK,
+    L_CHECKED,
+    L_EPOCH,
+    L_HASH,
+    L_NBYTES,
+    L_NODE,
+    L_PAYLOAD,
+    L_RANK,
+    L_SLOT,
+    LOCATION_BYTES,
+)
 from nanokv.device.segment.world_table import World, is_inside, is_rank
 
-LOCATION = Record(
-    "Location",
-    8,
-    [
-        Field("key_hash", "<i8", "low half of the key's digest"),
-        Field("key_check", "<i8", "high half of the key's digest"),
-        Field(
-            "node",
-            "<i8",
-            "the number of a world of a node, from 1; 0: an empty entry; of an event -1: the object was removed, "
-            "-2: it was evicted",
-        ),
-        Field("rank", "<i8", "the rank whose segment has the object"),
-        Field("slot", "<i8", "its header slot"),
-        Field("epoch", "<i8", "of the header"),
-        Field("payload", "<i8", "offset of its bytes"),
-        Field("nbytes", "<i8", "how many"),
-        Field("check", "<i8", "of the words before (`check_of`); 0 in an event"),
-    ],
-)
-LOCATION_BYTES = LOCATION.size_constant()
-L_HASH = LOCATION.at("key_hash")
-L_CHECK = LOCATION.at("key_check")
-L_NODE = LOCATION.at("node")
-L_RANK = LOCATION.at("rank")
-L_SLOT = LOCATION.at("slot")
-L_EPOCH = LOCATION.at("epoch")
-L_PAYLOAD = LOCATION.at("payload")
-L_NBYTES = LOCATION.at("nbytes")
-L_CHECKED = LOCATION.at("check")
 WAYS = tl.constexpr(8)  #: entries of a bucket
-GONE_NODE = tl.constexpr(-1)
-EVICTED_NODE = tl.constexpr(-2)
 
 
 @triton.jit

@@ -12,6 +12,7 @@
     native        the CPU machine
     native_entries  what it compiles: the table above, and `native`
     ring_rounds   the rounds of its poller
+    outbox        what they tell the thread that tells other nodes
     lane          one frame of words, its stream, and the launches in between
     launch        the machine that launches kernels: on a GPU, or in Triton's interpreter
     batch         a table of requests in device memory, and the one launch that does all of them

@@ -8,6 +8,7 @@ from nanokv.device.native.keys import hash_each
 from nanokv.device.native.many import find_each, get_each, put_each, remove_each, use_each
 from nanokv.device.native.objects import exists_call, get_call, new_kind, put_call, remove_call, take_call
 from nanokv.device.native.rounds import rounds
+from nanokv.device.native.telling import take_told, tell_each, wake_reader
 from nanokv.device.native.tensors import look, look_each
 from nanokv.device.native.waits import await_ready
 from nanokv.device.native.watch import watch
@@ -68,6 +69,11 @@ FABRIC_ENTRIES = {
     "size_of": NativeEntry(locations.size_of, 1),
     "nodes_of": NativeEntry(locations.nodes_of, 0),
     "recall": NativeEntry(locations.recall, 1),
+    # what others are told of this one
+    "tell_each": NativeEntry(tell_each, 0),
+    "take_told": NativeEntry(take_told, 2),
+    "wake_reader": NativeEntry(wake_reader, 0),
+    # where keys belong
     "home_node": NativeEntry(homes.home_node, 1),
     "home_nodes": NativeEntry(homes.home_nodes, 0),
     # all rounds, over NIXL

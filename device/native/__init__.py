@@ -13,6 +13,7 @@ prefetch        asking the processor for a cache line before it is needed
 python_objects  C functions of Python
 rounds          the loop of a poller's rounds
 sockets         calls of sockets and of epoll
+telling         what becomes of objects, on its way to the thread that tells other nodes
 tensors         what a tensor of torch is
 unsigned        words as unsigned numbers
 waits           waiting for an object

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import load64, select, store64, word
 from nanokv.device.native.clock import monotonic_ns, nap
+from nanokv.device.native.telling import tell, wake_reader
 from nanokv.device.protocol.header import state_word
 from nanokv.device.protocol.reclaim import snapshot
 from nanokv.device.protocol.ring import drain
@@ -32,6 +33,8 @@ from nanokv.device.segment.host_records import (
     R_LEAST_PAUSE,
     R_LIVES,
     R_MOST_PAUSE,
+    R_OUTBOX_COUNT,
+    R_OUTBOXES,
     R_PATIENCE,
     R_REMOVED,
     R_ROOM,
@@ -91,8 +94,14 @@ def copy_header(of: tl.int64, to: tl.int64) -> None:
 
 
 @triton.jit
+def outbox(box: tl.int64, i: tl.int64) -> Any:
+    """The address of an OUTBOX."""
+    return load64(load64(box + R_OUTBOXES, "relaxed") + i * WORD_BYTES, "relaxed")
+
+
+@triton.jit
 def note_change(box: tl.int64, kind: tl.int64, slot: tl.int64, header: tl.int64) -> None:
-    """Write down a change of the index, with the header that went or came, if anybody wants that."""
+    """Write down a change of the index, with the header that went or came, for all who want that."""
     changes = load64(box + R_CHANGES, "relaxed")
     if changes != 0:
         count = load64(box + R_CHANGED, "relaxed")
@@ -101,6 +110,10 @@ def note_change(box: tl.int64, kind: tl.int64, slot: tl.int64, header: tl.int64)
         store64(change + CHANGE_SLOT, slot, "relaxed")
         copy_header(header, change + CHANGE_HEADER)
         store64(box + R_CHANGED, count + 1, "relaxed")
+    i = word(0)
+    while i < load64(box + R_OUTBOX_COUNT, "relaxed"):
+        tell(outbox(box, i), kind, slot, header)
+        i += 1
 
 
 @triton.jit
@@ -159,6 +172,11 @@ def ingest(world: World, owner: tl.int64, box: tl.int64) -> Any:
         take_object(world, seg, box, load64(hints + i * WORD_BYTES, "relaxed"))
         i += 1
     count_in(box + R_TAKEN, taken)
+    if taken > 0:
+        i = word(0)
+        while i < load64(box + R_OUTBOX_COUNT, "relaxed"):
+            wake_reader(outbox(box, i))
+            i += 1
     return head, hole
 
 

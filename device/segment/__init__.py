@@ -3,6 +3,7 @@
 record        how a stored struct is written down
 layout        offsets, packed words, magic and version: the only file that spells a number of bytes
 host_records  records in a process's private memory, by which Python and native code talk
+location      where an object lies, as nodes tell each other
 layout_table  makes docs/layout.md from `layout`
 world_table   a rank's private table of all segments, and the `world` that a kernel makes of it
 native_world  that `world` on a CPU: the address of the table

@@ -44,6 +44,9 @@ ROUNDS = Record(
         Field("wanted", "<i8", "1 + the largest size class that a producer did not get; 0: none"),
         Field("changed", "<i8", "CHANGEs in `changes`"),
         Field("header", "<i8", "room for a header", repeat=OBJ_HEADER.size // WORD),
+        # set by the host before a call
+        Field("outboxes", "<i8", "address of the addresses of OUTBOXes, which hear of each change"),
+        Field("outbox_count", "<i8", "how many"),
     ],
 )
 
@@ -361,6 +364,8 @@ R_CORRUPT = ROUNDS.at("corrupt")
 R_WANTED = ROUNDS.at("wanted")
 R_CHANGED = ROUNDS.at("changed")
 R_HEADER = ROUNDS.at("header")
+R_OUTBOXES = ROUNDS.at("outboxes")
+R_OUTBOX_COUNT = ROUNDS.at("outbox_count")
 
 WATCH_COPY = WATCH.at("copy")
 WATCH_SYNCHRONIZE = WATCH.at("synchronize")

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nanokv.device.fabric.locations import EVICTED_NODE, GONE_NODE, LOCATION
 from nanokv.device.machines.records import Words
 from nanokv.device.segment.layout import OBJ_HEADER, READY, WORD, key_checks, unpack
+from nanokv.device.segment.location import EVICTED_NODE, GONE_NODE, LOCATION
 from nanokv.host_poller.events import Listeners
 from nanokv.types import KeyDigest, known_digest
 

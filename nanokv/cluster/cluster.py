@@ -661,15 +661,22 @@ class NanoKVCluster:
         pause, missing, events = _SHORTEST_LOOK, np.arange(len(digests)), self.member.events
         while True:
             heard = events.heard
-            missing = missing[self._find(_chosen(digests, missing), self._patience()) != _OK]
+            wanted = _chosen(digests, missing)
+            absent = self._find(wanted, self._patience()) != _OK
+            missing, wanted = missing[absent], _chosen(wanted, np.flatnonzero(absent))
             left = deadline - time.monotonic()
             if not len(missing):
                 return
             self._check_stays()
             if left <= 0:
                 raise WaitTimeout(f"{len(missing)} of {len(digests)} objects are not READY after {timeout} s")
-            events.wait(heard, min(pause, left))
+            events.wait(heard, min(pause, left), lambda: self._heard_of(wanted))  # noqa: B023
             pause = min(2 * pause, _LONGEST_LOOK)
+
+    def _heard_of(self, digests: Digests) -> bool:
+        """Whether one of these objects is here, or another node is known to have it. No node is asked."""
+        known, _ = self.member.locations.nodes_of(digests.words)
+        return bool(known.any()) or bool((self._find_here(digests) == _OK).any())
 
     def remove_many(self, keys: Sequence[Key]) -> list[bool]:
         """Remove each object, wherever it lies; per key False if there was none, or if one is being written or pinned.

@@ -2,14 +2,18 @@
 
 Events feed the table of locations, which saves two rounds of a get, and wake those who wait for an object. They are
 hints: where some were missed, the table forgets the node and reads its headers anew, and nothing else depends on them.
+
+No object of Python is made for an object that comes or goes, at its node or at another, unless somebody listens
+(`changes`): the poller's native code writes rows (LOCATION), a thread sends them as they are, and followers take them
+in one native call for each message. If the thread is slower than puts for long, rows are dropped and counted, and all
+are told that they have missed some.
 """
 
 import logging
 import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from enum import StrEnum
 
@@ -24,12 +28,11 @@ from nanokv.cluster.messages.feed import Publisher, Subscriber
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.nodes import AVOIDED, Node, Nodes
 from nanokv.cluster.transfers import Gets
-from nanokv.device.fabric.locations import EVICTED_NODE, GONE_NODE, LOCATION
-from nanokv.device.machines.records import Words
-from nanokv.device.segment.geometry import Geometry
-from nanokv.device.segment.layout import OBJ_HEADER
+from nanokv.device.machines.outbox import Outbox, Told
+from nanokv.device.segment.location import LOCATION
 from nanokv.errors import NanoKVError
-from nanokv.host_poller.events import Event, EventKind
+from nanokv.heap.futex import system_call_number
+from nanokv.host_poller.index import as_words
 
 # --- what nodes have of which events were missed: their headers are read anew, by a thread, until it succeeds ---
 _log = logging.getLogger("nanokv.cluster")
@@ -89,32 +92,9 @@ class CatchingUp:
 
 # --- the events -------------------------------------------------------------------------------
 MOST_EVENTS = 8192  #: of one message
+ROOM = 1 << 16  #: events that wait to be told; for more there is no room, and followers read the headers instead
 _GATHER = 0.002  #: seconds between two messages: a first event goes at once, and those of many puts go together
-_UNCHECKED = 0
 assert {LOCATION.dtype[name].str for name in LOCATION.offsets} == {"<i8"}  # so rows of words are LOCATIONs
-#: of LOCATION.node in an event
-_NODES = {EventKind.STORED: 1, EventKind.REMOVED: GONE_NODE.value, EventKind.EVICTED: EVICTED_NODE.value}
-
-
-def rows_of(events: Sequence[Event], geometry: Geometry) -> Words:
-    """The events about objects as LOCATIONs: int64 [n, 9]."""
-    first = geometry.offsets["hdr_base"]
-    told = [
-        (
-            meta.key_hash,
-            meta.key_check,
-            _NODES[event.kind],
-            meta.owner_rank,
-            (meta.header_off - first) // OBJ_HEADER.size,
-            meta.epoch,
-            meta.payload_off,
-            meta.bytes_total,
-            _UNCHECKED,
-        )
-        for event in events
-        if event.kind in _NODES and (meta := event.meta) is not None
-    ]
-    return np.array(told, np.int64).reshape(len(told), len(LOCATION.fields))
 
 
 class Events:
@@ -141,7 +121,8 @@ class Events:
         follows: bool,
     ) -> None:
         self._nodes, self._publisher, self._locations, self._gets = nodes, publisher, locations, gets
-        self._geometry, self._changes, self._follows = world.engine.geometry, changes, follows
+        self._rank, self._index = world.engine.heap.rank, world.engine.poller.index
+        self._changes, self._follows = changes, follows
         self._followed: dict[str, str] = {}  # address -> member
         self._of: dict[Sender, WorldId] = {}  # members as their cards have them -> their worlds
         self._known: set[WorldId] = set()  # worlds that were heard
@@ -154,46 +135,47 @@ class Events:
             ends.callback(self._catching_up.close)
             self._subscriber = Subscriber(secret, self.hear, self.lost)
             ends.callback(self._subscriber.close)
-            self._untold: deque[Sequence[Event]] = deque()
-            self._some, self._over = threading.Event(), threading.Event()
+            self._outbox = Outbox(self._rank, ROOM, MOST_EVENTS, system_call_number())
+            self._over = False
             self._teller = threading.Thread(target=self._run, name="nanokv-cluster-tell", daemon=True)
             self._teller.start()
             ends.callback(self._end_telling)
-            ends.callback(world.subscribe(self._take))
+            ends.callback(world.engine.poller.tell_to(self._outbox))
             self._ends = ends.pop_all()
 
     # --- out ---
-    def _take(self, events: Sequence[Event]) -> None:
-        """Take events, on the poller's thread."""
-        self._untold.append(events)
-        self._some.set()
-
     def _run(self) -> None:
-        while self._some.wait() and not self._over.is_set():
-            self._some.clear()
-            events: list[Event] = []
-            while self._untold:
-                events += self._untold.popleft()
+        rest = 0.0
+        while not self._over:
+            told = self._outbox.take(rest)
             try:
-                self._tell(events)
+                self._tell(told)
             except Exception:  # they are hints: the objects are found at their homes all the same
-                _log.exception("%d events could not be told", len(events))
-            self._over.wait(_GATHER)
+                _log.exception("%d events could not be told", len(told.rows))
+            rest = _GATHER if 0 < len(told.rows) < MOST_EVENTS else 0.0
 
     def _end_telling(self) -> None:
-        self._over.set()
-        self._some.set()
+        self._over = True
+        self._outbox.end()
         if self._teller is not threading.current_thread():  # a listener closes
             self._teller.join()
 
-    def _tell(self, events: Sequence[Event]) -> None:
-        """Tell the others."""
-        for start in range(0, len(events), MOST_EVENTS):
-            rows = rows_of(events[start : start + MOST_EVENTS], self._geometry)
-            if len(rows):
-                self._publisher.publish(rows.tobytes())
-                self._changes.rows(self._nodes.here, rows)
-        self._wake()
+    def _tell(self, told: Told) -> None:
+        """Tell the others, and the listeners of this process."""
+        if len(told.rows):
+            self._publisher.publish(told.rows.tobytes())
+            self._changes.rows(self._nodes.here, told.rows.view(np.int64).reshape(len(told.rows), -1))
+        if told.lost:
+            self._tell_loss()
+        if len(told.rows) or told.lost:
+            self._wake()
+
+    def _tell_loss(self) -> None:
+        """Let all who follow read the headers of this node; its own listeners are told of what they say now."""
+        self._publisher.skip()
+        self._changes.missed(self._nodes.here)
+        _, headers = self._index.rows()
+        self._changes.headers(self._nodes.here, self._rank, as_words(headers))
 
     # --- in ---
     def follow(self) -> None:
@@ -248,6 +230,11 @@ class Events:
         self._wake()
 
     @property
+    def figures(self) -> dict[str, int]:
+        """How many objects that came or went the others were told of, and how many not, for want of room."""
+        return {"events_told": self._outbox.told, "events_untold": self._outbox.lost}
+
+    @property
     def counts(self) -> Mapping[StrEnum, int]:
         """Events that were refused, by `Reason`."""
         return self._subscriber.counts
@@ -263,11 +250,20 @@ class Events:
         """How many times something was heard."""
         return self._heard
 
-    def wait(self, heard: int, seconds: float) -> None:
-        """Return when something was heard since `heard`, at the latest after some time."""
-        with self._waiting:
-            if self._heard == heard:
-                self._waiting.wait(seconds)
+    def wait(self, heard: int, seconds: float, matters: Callable[[], bool] = lambda: True) -> None:
+        """Return when something that matters was heard since `heard`, at the latest after some time.
+
+        Args:
+            matters: called after each time that something was heard: a look at what is known here.
+        """
+        end = time.monotonic() + seconds
+        while True:
+            with self._waiting:
+                if self._heard == heard and not self._waiting.wait(end - time.monotonic()):
+                    return
+                heard = self._heard
+            if matters():
+                return
 
     def close(self) -> None:
         """End threads, and wake those who wait. Idempotent."""

@@ -12,14 +12,14 @@ from nanokv.cluster.card import WorldId
 from nanokv.cluster.pull_message import Records
 from nanokv.cluster.remote_world import RemoteWorld
 from nanokv.cluster.workspace import Workspace
-from nanokv.device.fabric.locations import LOCATION, WAYS
+from nanokv.device.fabric.locations import WAYS
 from nanokv.device.fabric.records import PULLED_AT
 from nanokv.device.machines.native_code import fabric_code
 from nanokv.device.machines.records import Words
+from nanokv.device.segment.location import LOCATION, STORED_NODE
 from nanokv.types import KeyDigest
 
 _UNKNOWN = 0
-_STORED = 1  #: `LOCATION.node` in an event
 
 
 class Locations:
@@ -74,7 +74,8 @@ class Locations:
         """
         if self._is_kept and len(keys):
             rows = np.zeros(len(keys), LOCATION.dtype)
-            rows["key_hash"], rows["key_check"], rows["node"], rows["nbytes"] = keys[:, 0], keys[:, 1], _STORED, nbytes
+            rows["key_hash"], rows["key_check"] = keys[:, 0], keys[:, 1]
+            rows["node"], rows["nbytes"] = STORED_NODE.value, nbytes
             self.learn(world, rows)
 
     def learn_headers(self, world: WorldId, rank: int, first: int, headers: Words) -> None:

@@ -91,6 +91,7 @@ class Figures:
         self._counts, self._staging, self._puller, self._puts, self._nodes = counts, staging, puller, puts, nodes
         self._counting: list[MessagePart] = []
         self.of_wire: Callable[[], dict[str, int]] = dict  #: `WireServer.figures`, once there is one
+        self.of_events: Callable[[], dict[str, int]] = dict  #: `Events.figures`, likewise
 
     def follow(self, *counting: MessagePart) -> None:
         """Show what these count too."""
@@ -113,7 +114,7 @@ class Figures:
                 total = "messages_refused" if isinstance(reason, Reason) else "messages_dropped"
                 found[total] += count
                 found[f"{total}_{reason.name.lower()}"] += count
-        return self._counts.as_dict() | late | found | self.of_wire()
+        return self._counts.as_dict() | late | found | self.of_wire() | self.of_events()
 
 
 # --- members that have left: what was kept for them here is let go of, as the registry tells ---
@@ -314,6 +315,7 @@ class Member:
         )
         self._working.callback(self.events.close)
         self.figures.follow(self.server, self.events)
+        self.figures.of_events = lambda: self.events.figures
         self.at_once = AtOnce()
         self._working.callback(self.at_once.close)
         mine = self._world.engine.generations()

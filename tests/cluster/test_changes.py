@@ -3,12 +3,16 @@
 import threading
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 
-from nanokv.cluster import Change, ChangeKind
+from nanokv.cluster import Change, ChangeKind, NanoKVCluster, events
 from nanokv.cluster.messages.sealed import Sender
+from nanokv.device.segment.layout import OBJ_HEADER
+from nanokv.device.segment.location import EVICTED_NODE, GONE_NODE, LOCATION, STORED_NODE
 from nanokv.errors import InvalidArgument
+from tests.support.faults import Calls, Limits
 from tests.support.until import until
 
 from .conftest import HEAP_BYTES, MakeCluster, key_of
@@ -110,3 +114,105 @@ def test_wrong_listeners(make_cluster: MakeCluster) -> None:
         deaf.subscribe(print)
     with pytest.raises(InvalidArgument, match="a function of a sequence"):
         deaf.subscribe(5)  # type: ignore[arg-type]
+
+
+# --- what a put sets off ------------------------------------------------------------------------
+def row_of(member: NanoKVCluster, key: str, kind: int) -> tuple[int, ...]:
+    """What is told of an object of a member's world, as its header says."""
+    meta = member.world.get_location(key)
+    slot = (meta.header_off - member.world.engine.geometry.offsets["hdr_base"]) // OBJ_HEADER.size
+    place = (meta.owner_rank, slot, meta.epoch, meta.payload_off, meta.bytes_total)
+    return (meta.key_hash, meta.key_check, kind, *place, 0)
+
+
+def test_each_field_of_an_event_is_the_header_s(make_cluster: MakeCluster, calls: Calls) -> None:
+    """Of what is stored, removed and evicted, as it is sent, and in this order."""
+    one, two = make_cluster()
+    sent = calls.noted(two.member.publisher, "publish")
+    expected = []
+    for i in range(9):
+        one.put(f"k{i}", torch.ones(20 + i, dtype=torch.uint8), preferred_segment=("n1", 0))
+        expected.append(row_of(two, f"k{i}", STORED_NODE.value))
+    two.world.flush()  # of what comes and goes between two looks of the poller nothing is told
+    gone = [row_of(two, "k4", GONE_NODE.value), row_of(two, "k7", GONE_NODE.value)]
+    rest = {row_of(two, f"k{i}", EVICTED_NODE.value) for i in range(9) if i not in (4, 7)}
+    one.remove("k4")
+    one.remove("k7")
+    two.world.flush()
+    two.world.evict_until_below(0.0)
+
+    def told() -> list[tuple[int, ...]]:
+        words = np.frombuffer(b"".join(body for (body,) in sent), np.int64)
+        return [tuple(row) for row in words.reshape(-1, len(LOCATION.fields)).tolist()]
+
+    until(lambda: len(told()) == 9 + 2 + 7, "all that happened")
+    assert told()[:11] == [*expected, *gone] and set(told()[11:]) == rest
+    assert two.stats()["events_told"] == 18 and two.stats()["events_untold"] == 0
+    assert [each.world.engine.poller.intake.made for each in (one, two)] == [0, 0], "nobody listens"
+
+
+class Kept:
+    """A listener that keeps what a node has, by what it hears, one change after the other."""
+
+    def __init__(self) -> None:
+        self.has: dict[object, int] = {}
+        self.odd: list[Change] = []  # an object comes where one is, or goes that is not there
+
+    def __call__(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            if change.kind is ChangeKind.STORED:
+                self.odd += [change] * (change.key in self.has)
+                self.has[change.key] = change.nbytes
+            elif change.kind in (ChangeKind.REMOVED, ChangeKind.EVICTED):
+                self.odd += [change] * (self.has.pop(change.key, None) != change.nbytes)
+
+
+def test_changes_come_in_the_order_in_which_they_happen(make_cluster: MakeCluster) -> None:
+    one, two = make_cluster()
+    far, near = Kept(), Kept()
+    one.subscribe(far)
+    two.subscribe(near)
+    for i in range(600):
+        key = f"{i % 7}"
+        if two.world.exists(key):
+            two.world.remove(key)
+        else:
+            two.world.put(key, torch.ones(1 + i, dtype=torch.uint8))
+    there = [key for key in map(str, range(7)) if two.world.exists(key)]
+    has = {two.digest(key): two.world.get_location(key).bytes_total for key in there}
+    for kept in (far, near):
+        until(lambda kept=kept: kept.has == has, "the end")  # type: ignore[misc]
+    assert near.odd == [], "the other one also hears what the headers say when it first reads them"
+
+
+def test_more_than_there_is_room_for_is_a_loss_that_is_mended(
+    make_cluster: MakeCluster, limits: Limits, calls: Calls
+) -> None:
+    """While the thread that tells others stands: listeners of both nodes, and the table, have all in the end."""
+    limits(events, ROOM=64)
+    one, two = make_cluster()
+    goes_on, stands = threading.Event(), threading.Event()
+
+    def stand(*_: object) -> None:
+        stands.set()
+        goes_on.wait(60)
+
+    far, near = Heard(), Heard()
+    one.subscribe(far)
+    two.subscribe(near)
+    calls.instead(two.member.publisher, "publish", stand)
+    two.world.put("first", torch.ones(1))
+    assert stands.wait(60)
+    keys = [f"k{i}" for i in range(300)]
+    two.world.put_many(keys, torch.ones(300, 4))
+    two.world.flush()
+    assert two.stats()["events_untold"] == 300 - 64
+    calls.go_on()
+    goes_on.set()
+    stored = {("n1", 0, two.digest(key), 16) for key in keys}
+    for heard in (far, near):
+        until(lambda heard=heard: stored <= heard.of(ChangeKind.STORED), "all objects")  # type: ignore[misc]
+        assert ("n1", -1, None, 0) in heard.of(ChangeKind.MISSED)
+    until(lambda: all(one.member.locations.node_of(one.digest(key)) == "n1" for key in keys), "the headers")
+    one.put("after", torch.ones(2), preferred_segment=("n1", 0))
+    until(lambda: ("n1", 0, one.digest("after"), 8) in far.of(ChangeKind.STORED), "what comes after")

@@ -14,7 +14,7 @@ from nanokv.cluster.locations import Locations
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.patience import Patience
 from nanokv.cluster.wire.exchanges import WireGets
-from nanokv.device.fabric.locations import GONE_NODE, LOCATION
+from nanokv.device.segment.location import GONE_NODE, LOCATION
 from nanokv.errors import KeyNotFound, PeerLost, WaitTimeout
 from nanokv.types import KeyDigest
 from tests.support.faults import Calls
@@ -206,6 +206,27 @@ def test_a_wait_is_woken(make_cluster: MakeCluster) -> None:
         zero.wait([keys[0], "never"], timeout=0.05)
     for timer in timers:
         timer.join()
+
+
+def test_a_wait_is_not_woken_by_other_objects(make_cluster: MakeCluster) -> None:
+    zero, one = make_cluster(2)
+    key, events = key_of(zero, "n1"), zero.member.events
+    looked: list[bool] = []
+
+    def matters() -> bool:
+        looked.append(zero.member.locations.node_of(zero.digest(key)) is not None)
+        return looked[-1]
+
+    waiting = threading.Thread(target=events.wait, args=(events.heard, 600.0, matters), daemon=True)
+    waiting.start()
+    for i in range(20):
+        before = events.heard
+        one.put(key_of(zero, "n1", f"other{i}"), torch.ones(3))
+        until(lambda before=before: events.heard > before, "an event")  # type: ignore[misc]
+    assert waiting.is_alive() and not any(looked)
+    one.put(key, torch.ones(3))
+    waiting.join(60)
+    assert not waiting.is_alive() and looked[-1]
 
 
 def test_the_table_is_bounded() -> None:

@@ -204,6 +204,23 @@ def test_a_gap_is_noticed_by_the_next_event_or_beat(forger: Forger, heard: Heard
     assert heard.subscriber.counts == {}
 
 
+def test_what_a_publisher_leaves_out_is_a_loss_to_all(
+    new_publisher: Callable[..., Publisher], new_heard: Callable[..., Heard]
+) -> None:
+    publisher, both = new_publisher(), [new_heard(), new_heard()]
+    for each in both:
+        each.subscriber.follow(publisher.address, "a")
+        each.until("a", LOST)
+    publisher.publish(b"1")
+    publisher.skip()
+    publisher.publish(b"3")
+    for each in both:
+        each.until("a", LOST, b"1", LOST, b"3")
+        assert each.subscriber.counts == {}
+    publisher.close()
+    publisher.skip()  # of no use, and no error
+
+
 def test_an_event_that_is_sent_again_is_not_heard_again(forger: Forger, heard: Heard) -> None:
     for number in (1, 2, 1, 2, 3, 3):
         forger.event(number, b"%d" % number)

@@ -16,7 +16,7 @@ import nanokv
 from nanokv.cluster.card import Card, WorldId
 from nanokv.cluster.locations import Locations
 from nanokv.cluster.messages.feed import Publisher, Subscriber
-from nanokv.device.fabric.locations import LOCATION
+from nanokv.device.segment.location import LOCATION
 
 BURST = 200  #: messages that are under way at most: less than a queue has room for
 SECONDS = 30.0  #: to wait for messages

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from nanokv.bench.simulate.cluster.assumptions import ClusterAssumptions
 from nanokv.cluster.messages.sealed import HEADER_BYTES, MAC_BYTES
-from nanokv.device.fabric.locations import LOCATION
 from nanokv.device.segment.layout import OBJ_HEADER
+from nanokv.device.segment.location import LOCATION
 
 MOST_PUTS = 1e5  #: a second: where the search ends
 BEATS = 1.0  #: a second: `nanokv/cluster/messages/feed.py`

@@ -111,6 +111,19 @@ class Publisher:
             self._number += 1
             self._socket.send(sealed, zmq.NOBLOCK)
 
+    def skip(self) -> None:
+        """Let all who follow know that they have missed something, as if an event had been lost on its way to each.
+
+        From any thread; never blocks. Nothing if this publisher is closed.
+
+        Raises:
+            NanoKVError: it belongs to the parent of this process.
+        """
+        sockets.check_process("publisher", self._process)
+        with self._lock:
+            self._number += 1
+            self._beat()
+
     def close(self) -> None:
         """Stop. From any thread; idempotent."""
         if os.getpid() != self._process:
@@ -124,8 +137,11 @@ class Publisher:
     def _beats(self) -> None:
         while not self._stop.wait(BEAT):
             with self._lock:
-                if not self._stop.is_set():
-                    self._socket.send(self._seal.seal(Form.BEAT, self._number, self._me, b""), zmq.NOBLOCK)
+                self._beat()
+
+    def _beat(self) -> None:
+        if not self._stop.is_set():
+            self._socket.send(self._seal.seal(Form.BEAT, self._number, self._me, b""), zmq.NOBLOCK)
 
 
 class Subscriber:
