@@ -1,6 +1,5 @@
 """The owner's end of the wire at its borders: the last value that is right, the first that is not, and who is slow."""
 
-import socket
 import struct
 import time
 from typing import Any
@@ -32,7 +31,7 @@ from nanokv.device.wire.records import (
     PUT,
 )
 from nanokv.transfer.descriptors import what_of
-from tests.support.faults import Limits
+from tests.support.faults import Calls, Limits
 from tests.support.until import until
 
 from .conftest import ASKER, OWNER, SECONDS, SECRET, Serve, Served
@@ -155,16 +154,21 @@ def test_a_payload_is_filled_up_with_zeros(served: Served) -> None:
     assert body[GOT.size : GOT.size + 8] == b"\x01" + bytes(7)
 
 
-def test_what_the_owner_says_of_an_object_is_not_taken_from_the_asker(serve: Serve) -> None:
+def test_what_the_owner_says_of_an_object_is_not_taken_from_the_asker(
+    serve: Serve, shm_name: str, calls: Calls
+) -> None:
     """Also where the host claims, because pages may have no memory yet."""
-    for options in ({}, {"elastic": True}):
-        served = serve(**options)
+    hosted = calls.noted(WireServer, "begin")
+    lazy = {"name": shm_name, "rank": 0, "world_size": 2, "elastic": True, "heap_options": {"lazy": True}}
+    for number, options in enumerate(({}, lazy)):
+        served = serve(16 << 20, **options)
         wire = served.plain()
         wire.send(put_of(b"8 bytes.", status=OK, slot=5, epoch=3, payload=4096)(wire))
         assert status_of(wire.answer()) == OK
         wire.send(wire.frame(GET.value, 1, wanted(KEY, 8).tobytes()))
         _, _, body = wire.answer()
         assert status_of((0, 0, body)) == OK and body[GOT.size : GOT.size + 8] == b"8 bytes."
+        assert len(hosted) == number
 
 
 def test_the_place_of_an_object_is_where_it_lies(served: Served) -> None:
@@ -178,11 +182,13 @@ def test_the_place_of_an_object_is_where_it_lies(served: Served) -> None:
     assert put[1] > 0 and put[3] > 0
 
 
-def test_nothing_but_bytes_and_an_end_comes_after_an_offer(served: Served) -> None:
+@pytest.mark.parametrize("frame", [(EXISTS.value, 1, bytes(16)), (END.value, 1), (CALL.value, 1)])
+def test_nothing_but_bytes_and_an_end_comes_after_an_offer(serve: Serve, frame: tuple[Any, ...]) -> None:
+    served = serve(handlers={1: lambda _, body: body})
     wire = served.plain()
     wire.send(wire.frame(OFFER.value, 1, pull(KEY, 8).tobytes()))
     assert status_of(wire.answer()) == OK
-    wire.send(b"8 bytes." + wire.frame(EXISTS.value, 1, bytes(16)))
+    wire.send(b"8 bytes." + wire.frame(*frame))
     assert wire.is_ended()
     until(lambda: served.server.counts == {DropReason.MALFORMED: 1}, "its count")
     until(lambda: served.server.figures["wire_given_up"] == 1, "what it had begun")
@@ -288,14 +294,6 @@ def test_who_waits_for_a_handler_is_not_silent(serve: Serve) -> None:
     wire = serve(handlers={1: lambda *_: Slow()}, patience=0.2).plain()
     wire.send(wire.frame(CALL.value, 1))
     assert wire.answer()[2][:4] == b"late"
-
-
-def test_a_connection_that_is_reset_has_gone(served: Served) -> None:
-    wire = PlainWire(served.server.address, SECRET, ASKER, OWNER, SECONDS)
-    assert ask_exists(wire) == MISS
-    wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("2i", 1, 0))
-    wire.close()
-    until(lambda: served.server.figures["wire_connections"] == 0, "its end")
 
 
 # --- terms and use ------------------------------------------------------------------------------
