@@ -1,7 +1,9 @@
 """The owner's end of the wire at its borders: the last value that is right, the first that is not, and who is slow."""
 
 import struct
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,9 @@ from nanokv.check.wire.plain_wire import PlainWire, pull, wanted
 from nanokv.cluster.messages.counts import DropReason
 from nanokv.cluster.wire import server as wire_server
 from nanokv.cluster.wire.server import WireServer
-from nanokv.device.fabric.records import PULL
+from nanokv.device.fabric.records import PULL, PULLED
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.layout import MAX_DIMS, NDIM_SHIFT
 from nanokv.device.wire.records import (
     CALL,
@@ -29,7 +32,9 @@ from nanokv.device.wire.records import (
     MOST_INLINE,
     OFFER,
     PUT,
+    REMOVE,
 )
+from nanokv.errors import HeapUnavailable
 from nanokv.transfer.descriptors import what_of
 from tests.support.faults import Calls, Limits
 from tests.support.until import until
@@ -171,6 +176,34 @@ def test_what_the_owner_says_of_an_object_is_not_taken_from_the_asker(
         assert len(hosted) == number
 
 
+def test_an_answer_without_an_object_names_no_place(serve: Serve, shm_name: str, calls: Calls) -> None:
+    lazy = {"name": shm_name, "rank": 0, "world_size": 2, "elastic": True, "heap_options": {"lazy": True}}
+    served = serve(16 << 20, **lazy)
+    calls.fail(served.world.engine.allocation, "begin", HeapUnavailable("no memory"))
+    wire = served.plain()
+    wire.send(put_of(b"8 bytes.", status=OK, slot=5, epoch=3, payload=4096)(wire))
+    answer = np.frombuffer(wire.answer()[2], PULLED.dtype)[0]
+    assert [answer[name] for name in ("status", "slot", "epoch", "payload")] == [int(Status.FULL), 0, 0, 0]
+
+
+def test_a_checksum_is_no_part_of_what_an_object_is(serve: Serve) -> None:
+    served = serve(checksum=True)
+    served.world.put("key", torch.ones(3, 5))
+    wire = served.plain()
+    wire.send(wire.frame(GET.value, 1, wanted(served.world.digest("key"), 60).tobytes()))
+    got = np.frombuffer(wire.answer()[2][: GOT.size], GOT.dtype)[0]
+    assert (got["status"], tuple(got["what"])) == (OK, what_of(torch.float32, torch.Size((3, 5))).descriptor)
+
+
+def test_what_was_removed_is_counted(served: Served) -> None:
+    wire = served.plain()
+    wire.send(put_of(b"8 bytes.")(wire))
+    assert status_of(wire.answer()) == OK
+    wire.send(wire.frame(REMOVE.value, 3, struct.pack("<6q", *KEY, *KEY, 0, 0)))
+    assert struct.unpack("<3q", wire.answer()[2]) == (OK, MISS, MISS)
+    assert served.server.figures["wire_removals"] == 1
+
+
 def test_the_place_of_an_object_is_where_it_lies(served: Served) -> None:
     wire = served.plain()
     for i in range(3):
@@ -255,6 +288,16 @@ def test_many_pieces_at_once_leave_other_connections_alone(served: Served) -> No
     assert ask_exists(other) == ask_exists(wire) == MISS
 
 
+def test_an_object_without_a_shape_has_its_size(served: Served) -> None:
+    wire = served.plain()
+    wire.send(put_of(b"8 bytes.")(wire))
+    assert status_of(wire.answer()) == OK
+    rows = b"".join(wanted(KEY, room, any_size=any_size).tobytes() for any_size in (0, 1) for room in (7, 8, 9))
+    wire.send(wire.frame(GET.value, 6, rows))
+    gots = np.frombuffer(wire.answer()[2], GOT.dtype, 6)
+    assert gots["status"].tolist() == [SIZE, OK, SIZE, SIZE, OK, OK] and set(gots["nbytes"].tolist()) == {8}
+
+
 # --- who is slow -------------------------------------------------------------------------------
 def test_bytes_that_move_slowly_are_no_silence(serve: Serve, limits: Limits) -> None:
     """A frame, an object and an answer that take longer than anybody may be silent."""
@@ -276,6 +319,27 @@ def test_bytes_that_move_slowly_are_no_silence(serve: Serve, limits: Limits) -> 
     reads.exactly(nbytes - read + 8 + MAC)
     assert status_of(asks.answer()) == status_of(offers.answer()) == OK
     assert served.server.counts == {}
+
+
+def sleeps(name: str) -> bool:
+    """Whether a thread of this process waits for something."""
+    (number,) = (thread.native_id for thread in threading.enumerate() if thread.name == name)
+    return Path(f"/proc/self/task/{number}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
+def test_answers_that_wait_one_after_the_other(serve: Serve) -> None:
+    """And between them there is nothing to do: the loop sleeps."""
+    served, nbytes = serve(64 << 20, page_bytes=65536), 8 << 20
+    served.world.put("large", torch.zeros(nbytes, dtype=torch.uint8))
+    wire, row = served.plain(), wanted(served.world.digest("large"), nbytes).tobytes()
+    for _ in range(3):
+        wire.send(wire.frame(GET.value, 1, row))
+        wire.exactly(HEAD.size + GOT.size)
+        until(lambda: sleeps("nanokv-wire"), "the loop to wait until more can go")
+        wire.exactly(nbytes + 8 + MAC)
+        wire.seen += 1
+        assert ask_exists(wire) == MISS
+        until(lambda: sleeps("nanokv-wire"), "the loop to have nothing to do")
 
 
 def test_who_waits_for_a_handler_is_not_silent(serve: Serve) -> None:
@@ -305,6 +369,14 @@ def test_times_beyond_all_are_for_ever(served: Served) -> None:
         served.world.flush()
         wire.send(wire.frame(EXISTS.value, 1, struct.pack("<2q", key, key)))
         assert status_of(wire.answer()) == OK
+
+
+def test_a_group_and_an_end_come_with_an_object(served: Served) -> None:
+    wire, before = served.plain(), now_ns()
+    wire.send(put_of(b"8 bytes.", group=77, until=1000 * SECOND)(wire))
+    slot = np.frombuffer(wire.answer()[2], PULLED.dtype)[0]["slot"]
+    (label,) = served.world.engine.machine.labels(0, int(slot), 1)
+    assert label["group"] == 77 and before <= label["until"] - 1000 * SECOND <= now_ns()
 
 
 def test_what_is_kept_or_used_is_not_evicted(serve: Serve) -> None:

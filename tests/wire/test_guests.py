@@ -65,16 +65,17 @@ def test_who_sends_no_proof_is_no_guest_and_does_not_stay(serve: Serve, limits: 
 
 
 def test_a_proof_is_good_for_one_descriptor(serve: Serve) -> None:
+    """Who has been let in has nothing to say."""
     served = serve(guests=1)
-    admitted = enter(served.server.local, SECRET, ASKER, OWNER, SECONDS)
-    os.close(admitted.file)
-    until(lambda: served.server.figures["guests"] == 1, "the guest")
-    with closing(admitted.connection) as made:
-        made.settimeout(SECONDS)
-        made.sendall(bytes(32))  # who has been let in has nothing to say
+    made, keys = shaken(served)
+    with closing(made):
+        made.sendall(tag(keys.asks, b"guest"))
+        (file,) = socket.recv_fds(made, 1024, 4)[1]
+        os.close(file)
+        until(lambda: served.server.figures["guests"] == 1, "the guest")
+        made.sendall(tag(keys.asks, b"guest"))
         assert socket.recv_fds(made, 1024, 4)[:2] == (b"", [])
     until(lambda: served.server.figures["guests"] == 0, "its end")
-    assert served.server.counts == {}
 
 
 def test_only_a_proof_of_this_connection_lets_in(serve: Serve) -> None:
@@ -89,6 +90,18 @@ def test_only_a_proof_of_this_connection_lets_in(serve: Serve) -> None:
         (file,) = given
         os.close(file)
     until(lambda: served.server.counts == {DropReason.STRANGER: 1}, "the refusal")
+
+
+def test_guests_are_told_that_their_owner_closes(serve: Serve) -> None:
+    """And stay until they go."""
+    served = serve(guests=1)
+    found = enter(served.server.local, SECRET, ASKER, OWNER, SECONDS)
+    os.close(found.file)
+    served.server.close()
+    with closing(found.connection) as made:
+        made.settimeout(SECONDS)
+        assert made.recv(1) == b"" and served.server.figures["guests"] == 1
+    until(lambda: served.server.figures["guests"] == 0, "its end")
 
 
 CHILD = """
