@@ -101,7 +101,7 @@ MALFORMED = {
     "message too large": lambda wire: wire.frame(CALL.value, 1, payload=bytes(1 << 17), whole=True),
     "old number": lambda wire: wire.frame(EXISTS.value, 1, bytes(16), number=0),
     "number left out": lambda wire: wire.frame(EXISTS.value, 1, bytes(16), number=2),
-    "wrong MAC": lambda wire: wire.frame(EXISTS.value, 1, bytes(16), tag=bytes(16)),
+    "wrong MAC": lambda wire: wire.frame(EXISTS.value, 1, bytes(16), tag=bytes(range(16))),
     "flipped bit": lambda wire: flipped(good(wire), 8 * (HEAD.size + 3)),
     "flipped byte of a payload": lambda wire: flipped(good(wire), 8 * (HEAD.size + PULL.size + 2)),
     "more behind it": lambda wire: good(wire) + good(wire),
@@ -286,8 +286,9 @@ from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.wire.client import WireClient
 from nanokv.device.fabric.records import PULL
 from nanokv.transfer.descriptors import what_of
-address, number = sys.argv[1], int(sys.argv[2])
-client = WireClient(b"a secret of the tests", Sender(f"child.{number}", 1), Sender("owner.0", 7), (address,))
+address, seal, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
+me, to = Sender(f"child.{number}", 1), Sender("owner.0", 7)
+client = WireClient(b"a secret of the tests", me, to, (address,), seal=seal)
 tensor = torch.full((1 << 20,), number, dtype=torch.uint8)
 what = what_of(tensor.dtype, tensor.shape)
 i = 0
@@ -304,10 +305,10 @@ while True:
 
 
 @contextmanager
-def children(address: str, count: int) -> Iterator[list[subprocess.Popen[str]]]:
+def children(address: str, seal: str, count: int) -> Iterator[list[subprocess.Popen[str]]]:
     """Processes that put and remove four objects of a MiB at a time."""
     made = [
-        subprocess.Popen([sys.executable, "-c", CHILD, address, str(i)], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([sys.executable, "-c", CHILD, address, seal, str(i)], stdout=subprocess.PIPE, text=True)
         for i in range(count)
     ]
     try:
@@ -325,7 +326,7 @@ def children(address: str, count: int) -> Iterator[list[subprocess.Popen[str]]]:
 def test_producers_are_killed_at_any_time(serve: Serve) -> None:
     served, chance = serve(128 << 20, page_bytes=65536), random.Random(1)
     for address in (served.server.local, served.server.address):
-        with children(address, 2) as made:
+        with children(address, served.seal, 2) as made:
             for child in made:
                 time.sleep(chance.random() / 20)
                 child.kill()
@@ -337,7 +338,7 @@ def test_producers_are_killed_at_any_time(serve: Serve) -> None:
 
 def test_a_producer_that_is_stopped_and_goes_on(serve: Serve) -> None:
     served = serve(128 << 20, patience=0.3, page_bytes=65536)
-    with children(served.server.address, 1) as (child,):
+    with children(served.server.address, served.seal, 1) as (child,):
         for _ in range(4):
             os.kill(child.pid, signal.SIGSTOP)
             time.sleep(0.5)

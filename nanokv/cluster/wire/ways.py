@@ -41,6 +41,7 @@ class Ways:
                 tuple(filter(None, addresses)),
                 self._spin,
                 card.world,
+                card.seal,
             )
             return self._clients.setdefault(card.incarnation, made)
 
