@@ -135,7 +135,7 @@ def close_parcel(connection: tl.int64, used: tl.int64) -> Any:
 # --- what comes -------------------------------------------------------------------------------
 @triton.jit
 def open_parcel(connection: tl.int64, to: tl.int64, size: tl.int64) -> Any:
-    """Decipher the parcel that has come, of `size` bytes, to an address. Whether its tag is right; else zeros go there."""
+    """Decipher the parcel that has come, of `size` bytes, to an address. If its tag is wrong: False, and zeros."""
     parcel, context, calls = of(connection, C_PARCEL), of(connection, C_OPENS), of(connection, C_LIBCRYPTO)
     right = point(connection, context, of(connection, C_OPENED))
     right = right and run(connection, context, to, parcel + PARCEL_HEAD, size)

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.seals import ALL, HEADS
-from nanokv.cluster.wire.ciphers import PARCELS_A_KEY
+from nanokv.cluster.wire import ciphers
 from nanokv.cluster.wire.handshake import OF_SEAL, WELCOME_BYTES, Greeting
 from nanokv.device.fabric.records import PULL, PULLED
 from nanokv.device.machines.native_code import wire_code
@@ -89,7 +89,7 @@ class PlainParcels:
         each: parcels of a key.
     """
 
-    def __init__(self, key: bytes, each: int = PARCELS_A_KEY) -> None:
+    def __init__(self, key: bytes, each: int) -> None:
         self._key, self._each, self._number = key, each, 0
 
     def _next(self) -> tuple[AESGCM, bytes]:
@@ -142,7 +142,8 @@ class PlainWire:
         self.socket.sendall(greeting.hello)
         self.keys = greeting.keys(self.exactly(WELCOME_BYTES))
         if seal == ALL:
-            self.parcels, self._opening = PlainParcels(self.keys.asks), PlainParcels(self.keys.answers)
+            each = ciphers.PARCELS_A_KEY
+            self.parcels, self._opening = PlainParcels(self.keys.asks, each), PlainParcels(self.keys.answers, each)
         self.sent = self.seen = 0
 
     def frame(
@@ -173,11 +174,12 @@ class PlainWire:
 
     def send(self, data: bytes) -> None:
         """Send bytes."""
-        self.send_raw(data if self.parcels is None else self.in_parcels(data))
+        self.send_raw(self.raw(data))
 
-    def in_parcels(self, data: bytes) -> bytes:
-        """The parcels that bring bytes, all but the last one full."""
-        assert self.parcels is not None
+    def raw(self, data: bytes) -> bytes:
+        """Bytes as `send` sends them: themselves, or the next parcels that bring them, all but the last one full."""
+        if self.parcels is None:
+            return data
         return b"".join(self.parcels.sealed(data[at : at + MOST_PARCEL]) for at in range(0, len(data), MOST_PARCEL))
 
     def send_raw(self, data: bytes) -> None:

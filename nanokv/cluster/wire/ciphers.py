@@ -6,9 +6,7 @@ processor, and constant in time.
 
 import contextlib
 import ctypes
-import ctypes.util
 import weakref
-from collections.abc import Iterator
 from ctypes import c_char_p, c_int, c_void_p
 from functools import cache
 from typing import Any
@@ -23,7 +21,7 @@ from nanokv.errors import LinkUnavailable
 #: So few, because a step costs 2 us: who reads a key in memory learns 256 MiB of what went at most.
 PARCELS_A_KEY = 4096
 _NEEDS = "seal='all' needs the system's libcrypto, of OpenSSL 1.1 or 3"
-_NAMES = ("libcrypto.so.3", "libcrypto.so.1.1")
+LIBRARIES = ("libcrypto.so.3", "libcrypto.so.1.1", "libcrypto.so")  #: the first that is there is taken
 _FUNCTIONS = {
     "init": "EVP_CipherInit_ex",
     "update": "EVP_CipherUpdate",
@@ -118,15 +116,9 @@ def libcrypto() -> Libcrypto:
 def _load() -> ctypes.CDLL:
     with contextlib.suppress(ImportError):
         import ssl  # noqa: F401 - it has found a library where the system would not look for one
-    for name in _names():
+    for name in LIBRARIES:
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name)
     raise LinkUnavailable(
         "seal='all' needs the system's libcrypto (OpenSSL 1.1 or 3), and there is none: install openssl"
     )
-
-
-def _names() -> Iterator[str]:
-    yield from _NAMES
-    if found := ctypes.util.find_library("crypto"):
-        yield found

@@ -10,7 +10,7 @@ from nanokv.errors import CacheClosed
 
 
 class Ways:
-    """A client for each process of another node, by its incarnation. From any thread.
+    """A client for each process of another node, by its incarnation, with the seal of its card. From any thread.
 
     Args:
         secret: the cluster's. me: this member.
