@@ -49,9 +49,7 @@ class Libcrypto:
             new, self._init = self._library.EVP_CIPHER_CTX_new, self._library.EVP_CipherInit_ex
             self._free, cipher = self._library.EVP_CIPHER_CTX_free, self._library.EVP_aes_256_gcm
         except AttributeError as error:
-            raise LinkUnavailable(
-                f"seal='all' needs OpenSSL 1.1 or 3, and this libcrypto is another: {error}"
-            ) from None
+            raise LinkUnavailable(f"{_NEEDS}, and this one is another: {error}") from None
         self._new = new
         new.restype = cipher.restype = c_void_p
         self._free.argtypes, self._free.restype = (c_void_p,), None
@@ -119,6 +117,4 @@ def _load() -> ctypes.CDLL:
     for name in LIBRARIES:
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name)
-    raise LinkUnavailable(
-        "seal='all' needs the system's libcrypto (OpenSSL 1.1 or 3), and there is none: install openssl"
-    )
+    raise LinkUnavailable(f"{_NEEDS}, and there is none: install it")
