@@ -45,6 +45,7 @@ class Pair(AbstractContextManager["Pair"]):
             arguments: list[int | str] = [
                 str(members),
                 way.link,
+                way.seal,
                 way.guests,
                 HEAP_BYTES,
                 page_bytes,

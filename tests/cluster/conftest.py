@@ -51,7 +51,8 @@ def link() -> str:
     """How the nodes of a test exchange objects. A module that is about another way has a fixture of this name.
 
     "wire"; "sealed": the same with `seal="all"`; "mapped": in each other's memory; "nixl": by one-sided reads and
-    pulls, but for what is small; "nixl alone": no objects are served over the wire, as where segments lie in memory of GPUs.
+    pulls, but for what is small; "nixl alone": no objects are served over the wire, as where segments lie in memory of
+    GPUs.
     """
     return "wire"
 
