@@ -18,15 +18,7 @@ PATIENCE = 30.0  #: seconds: what is slow is measured, not given up
 
 
 def main(
-    note: str,
-    folder: str,
-    link: str,
-    seal: str,
-    guests: str,
-    heap_bytes: str,
-    page_bytes: str,
-    places: str,
-    place_bytes: str,
+    note: str, folder: str, link: str, guests: str, heap_bytes: str, page_bytes: str, places: str, place_bytes: str
 ) -> None:
     """Join, say where memory lies into which bare transfers may write, and who answers bare exchanges, and stay.
 
@@ -39,7 +31,7 @@ def main(
     touched = segment[::_PAGE]
     np.bitwise_or(touched, 0, out=touched)  # every page is there: one that nobody wrote is read faster, from one page
     plans = [world.open_for_write(f"a place {i}", int(place_bytes)) for i in range(int(places))]
-    cluster = NanoKVCluster(world, f"file://{folder}", node=NODE, timeout=PATIENCE, link=link, seal=seal)
+    cluster = NanoKVCluster(world, f"file://{folder}", node=NODE, timeout=PATIENCE, link=link)
     places_at = [world.remote_ptr(0, plan.payload_base) for plan in plans]
     write_note(note, {"places": places_at, "echo": Answerer(_ECHO_BYTES).addresses, "pid": os.getpid()})
     sleep_while_wanted()

@@ -45,7 +45,6 @@ class Pair(AbstractContextManager["Pair"]):
             arguments: list[int | str] = [
                 str(members),
                 way.link,
-                way.seal,
                 way.guests,
                 HEAP_BYTES,
                 page_bytes,

@@ -196,7 +196,7 @@ class NodeReader(Commands):
             place.here = str  # type: ignore[assignment]  # nobody knows where it is, so it takes no UNIX socket
         self._worlds = [NanoKVCache(SMALL_HEAP, page_bytes=4096, evict=False) for _ in range(2)]
         url = f"file://{folder}"
-        usual = {"timeout": PATIENCE, "link": way.link, "seal": way.seal}
+        usual = {"timeout": PATIENCE, "link": way.link}
         self.cold = NanoKVCluster(self._worlds[0], url, node="cold", locations=0, **usual)
         self.warm = NanoKVCluster(self._worlds[1], url, node="warm", **usual)
         self._memory = torch.zeros(PLACE_BYTES, dtype=torch.uint8)

@@ -15,14 +15,12 @@ class Transport(NamedTuple):
         environment: of both processes.
         is_near: over the wire: by the UNIX socket. Else both behave as on two hosts, and take TCP.
         is_mapped: the nodes that call have mapped the owner's memory.
-        seal: as of `ClusterOptions`.
     """
 
     link: str
     environment: Mapping[str, str]
     is_near: bool = True
     is_mapped: bool = False
-    seal: str = "heads"
 
     @property
     def guests(self) -> int:
@@ -35,8 +33,6 @@ TRANSPORTS: Mapping[str, Transport] = {
     "mapped memory": Transport("wire", {}, is_mapped=True),
     "wire, UNIX socket": Transport("wire", {}),
     "wire, TCP": Transport("wire", {}, is_near=False),
-    "wire, sealed, UNIX socket": Transport("wire", {}, seal="all"),
-    "wire, sealed, TCP": Transport("wire", {}, is_near=False, seal="all"),
     "NIXL, shared memory": Transport("nixl", {"UCX_TLS": "tcp,sm,self"} | _QUIET),
     "NIXL, TCP": Transport("nixl", {"UCX_TLS": "tcp,self"} | _QUIET, is_near=False),
 }

@@ -39,12 +39,10 @@ class _NanoKVCluster(System):
         members.mkdir()
         page = max(self.ring.size, _PAGE)
         heap = (self.ring.slots + 2) * page + 64 * MIB
-        arguments: list[int | str] = [str(members), way.link, way.seal, way.guests, heap, page, 0, page]
+        arguments: list[int | str] = [str(members), way.link, way.guests, heap, page, 0, page]
         Ours("nanokv.bench.nodes.owner", folder, self.stack, arguments, way.environment).note()
         world = self.stack.enter_context(NanoKVCache(_SMALL_HEAP, page_bytes=_PAGE))
-        cluster = NanoKVCluster(
-            world, f"file://{members}", node="client", timeout=PATIENCE, link=way.link, seal=way.seal
-        )
+        cluster = NanoKVCluster(world, f"file://{members}", node="client", timeout=PATIENCE, link=way.link)
         self._cluster, self._there = self.stack.enter_context(cluster), NODE
         if self._there not in cluster.nodes:
             raise SystemFailed(f"the cluster has the nodes {', '.join(cluster.nodes)}")

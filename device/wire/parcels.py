@@ -9,7 +9,7 @@ Guarantees
   sealed goes to the kernel as it is, however often that takes a part of it; it is not sealed again.
 - After `each` parcels a direction moves to its next key, at both ends by counting. It is the first 32 bytes of
   ENCRYPT(key, 2^64 - 1, 32 zeros), the REKEY of the Noise protocol framework (revision 34, 4.2 and 11.3): who learns a
-  key can read nothing of before it. The one before is overwritten in the context, the only place where it is.
+  key can read nothing of before it. The one before is overwritten in the context, and is nowhere else here.
 
 The nonce is four zeros and the number, its highest byte first, as Noise has it for AESGCM. The size in front of a
 parcel is not covered by itself: with another one the tag is wrong.

@@ -59,6 +59,10 @@ class Libcrypto:
         with contextlib.closing(Ciphers(Keys(bytes(32), bytes(32)), asks=True, library=self)):
             pass
 
+    def call(self, field: str, arguments: int) -> Any:
+        """A function of LIBCRYPTO, of so many words, for Python."""
+        return ctypes.CFUNCTYPE(c_int, *[ctypes.c_int64] * arguments)(int(self._record[0][field]))
+
     def context(self, key: bytes, *, seals: bool) -> int:
         """A new context with a key: its address, for `free`."""
         made = self._new()
