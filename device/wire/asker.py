@@ -146,8 +146,8 @@ def send_all(connection: tl.int64, at: tl.int64, nbytes: tl.int64, flags: tl.int
         right = begin_parcel(connection) and put_in_parcel(connection, word(0), at + sent, some)
         if right and close_parcel(connection, some):
             sent += some
-            more = select(sent < nbytes, word(MORE_COMES), word(0))
-            how = send_plain(connection, of(connection, C_PARCEL), of(connection, C_GOING), flags | more)
+            waits = select(some < IN_PARCEL // 2, flags, word(0))  # a large one is opened while the next is made
+            how = send_plain(connection, of(connection, C_PARCEL), of(connection, C_GOING), waits)
         else:
             how = word(BROKEN)
     return how

@@ -613,8 +613,8 @@ def send_parcel(world: World, connection: tl.int64) -> Any:
         fill_parcel(world, connection)
     gone = of(connection, C_GONE)
     flags = word(DONT_WAIT | NO_SIGNAL)
-    if of(connection, C_PIECE) <= of(connection, C_COUNT):
-        flags = flags | MORE_COMES
+    if (of(connection, C_PIECE) <= of(connection, C_COUNT)) & (of(connection, C_GOING) < IN_PARCEL // 2):
+        flags = flags | MORE_COMES  # a large one is opened at the other end while the next is made
     sent = word(0)
     if of(connection, C_STATE) == SENDING:
         sent = send(of(connection, C_FD), of(connection, C_PARCEL) + gone, of(connection, C_GOING) - gone, flags)
