@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 
@@ -48,6 +48,18 @@ def call4(typing: Any, function: Any, a: Any, b: Any, c: Any, d: Any) -> tuple[A
 
 
 @intrinsic
+def call5(typing: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> tuple[Any, Callable[..., Any]]:
+    """`function(a, b, c, d, e)`."""
+    return _signature(5), _emit
+
+
+@intrinsic
+def call6(typing: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> tuple[Any, Callable[..., Any]]:
+    """`function(a, b, c, d, e, f)`."""
+    return _signature(6), _emit
+
+
+@intrinsic
 def call7(
     typing: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any
 ) -> tuple[Any, Callable[..., Any]]:
@@ -67,3 +79,16 @@ def give_way(typing: Any) -> tuple[Any, Callable[..., Any]]:
         return context.get_dummy_value()
 
     return types.void(), emit
+
+
+@intrinsic
+def erase(typing: Any, at: Any, nbytes: Any) -> tuple[Any, Callable[..., Any]]:
+    """Zero bytes, though nobody reads them any more: explicit_bzero."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+        kind = ir.FunctionType(ir.VoidType(), [word, word])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, "explicit_bzero"), list(args))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), emit

@@ -8,6 +8,8 @@ Guarantees
   never after. So no memory is kept for anybody, and a late byte reaches nobody.
 - An answer counts if its MAC is right. Bytes of a get above COVERED are not covered: they come on this connection or
   not at all, and count if the statuses behind them, which are covered, say so.
+- On a sealed connection (`parcels`) all bytes are covered. If a parcel is wrong, the place where it was to go is
+  zeroed; what came before it was right, and stays there, with no status that counts.
 - A wait ends: when the other end has gone, at `timeout` since the last byte moved, or when `asked` is set.
 """
 
@@ -42,7 +44,6 @@ from nanokv.device.native.sockets import (
     MORE_COMES,
     NO_SIGNAL,
     error,
-    receive,
     send,
 )
 from nanokv.device.protocol.status import INVALID, OK
@@ -53,17 +54,21 @@ from nanokv.device.wire.frames import (
     covered,
     fill_up,
     is_authentic,
+    is_sealed,
     of,
     put_in,
     whole_words,
 )
+from nanokv.device.wire.parcels import begin_parcel, close_parcel, put_in_parcel, take
 from nanokv.device.wire.records import (
     BODY,
     BROKEN,
     C_ASKED,
     C_FD,
+    C_GOING,
     C_INPUT,
     C_OUTPUT,
+    C_PARCEL,
     C_SINCE,
     C_SPIN,
     C_TIMEOUT,
@@ -71,6 +76,7 @@ from nanokv.device.wire.records import (
     CALLED,
     DONE,
     END,
+    FORGED,
     G_NBYTES,
     G_STATUS,
     GET,
@@ -78,6 +84,7 @@ from nanokv.device.wire.records import (
     GOT_BYTES,
     GOT_THEM,
     HEAD_BYTES,
+    IN_PARCEL,
     INLINE,
     KEY_BYTES,
     LATE,
@@ -108,8 +115,8 @@ def is_over(connection: tl.int64) -> Any:
 
 
 @triton.jit
-def send_all(connection: tl.int64, at: tl.int64, nbytes: tl.int64, flags: tl.int64) -> Any:
-    """Send bytes: DONE, BROKEN or LATE. The socket itself waits for a tenth of a second at most."""
+def send_plain(connection: tl.int64, at: tl.int64, nbytes: tl.int64, flags: tl.int64) -> Any:
+    """Send bytes as they are: DONE, BROKEN or LATE. The socket itself waits for a tenth of a second at most."""
     fd = of(connection, C_FD)
     sent = word(0)
     how = word(DONE)
@@ -128,16 +135,37 @@ def send_all(connection: tl.int64, at: tl.int64, nbytes: tl.int64, flags: tl.int
 
 
 @triton.jit
+def send_all(connection: tl.int64, at: tl.int64, nbytes: tl.int64, flags: tl.int64) -> Any:
+    """Send bytes, in parcels if the connection is sealed. As `send_plain`."""
+    if not is_sealed(connection):
+        return send_plain(connection, at, nbytes, flags)
+    sent = word(0)
+    how = word(DONE)
+    while (sent < nbytes) & (how == DONE):
+        some = select(nbytes - sent < IN_PARCEL, nbytes - sent, word(IN_PARCEL))
+        right = begin_parcel(connection) and put_in_parcel(connection, word(0), at + sent, some)
+        if right and close_parcel(connection, some):
+            sent += some
+            waits = select(some < IN_PARCEL // 2, flags, word(0))  # a large one is opened while the next is made
+            how = send_plain(connection, of(connection, C_PARCEL), of(connection, C_GOING), waits)
+        else:
+            how = word(BROKEN)
+    return how
+
+
+@triton.jit
 def receive_some(connection: tl.int64, at: tl.int64, least: tl.int64, most: tl.int64) -> Any:
-    """Receive `least` to `most` bytes: how many; or BROKEN or LATE. As `send_all`."""
-    fd, spin = of(connection, C_FD), of(connection, C_SPIN)
+    """Receive `least` to `most` bytes: how many; or BROKEN, LATE or WRONG. As `send_all`."""
+    spin = of(connection, C_SPIN)
     flags = select(spin > 0, word(DONT_WAIT), word(0))
     sleeps, looks, have = monotonic_ns() + spin, word(0), word(0)
     while have < least:
-        some = receive(fd, at + have, most - have, flags)
+        some = take(connection, at + have, most - have, flags)
         if some > 0:
             have += some
             put_in(connection, C_SINCE, monotonic_ns())
+        elif some == FORGED:
+            return word(WRONG)
         else:
             why = error()
             if (some == 0) | ((why != AGAIN) & (why != INTERRUPTED)):
@@ -204,7 +232,7 @@ def send_objects(connection: tl.int64, pulls: tl.int64, count: tl.int64) -> Any:
     while (i < count) & (how == DONE):
         if of(said + i * PULLED_SIZE, A_STATUS) == OK:
             start, nbytes = of(pulls + i * PULL_BYTES, P_SOURCE), of(pulls + i * PULL_BYTES, P_NBYTES)
-            goes_on = True
+            goes_on = (not is_sealed(connection)) | (nbytes < IN_PARCEL // 2)  # else it ends its last parcel
             while goes_on & (i + 1 < count):
                 following = pulls + (i + 1) * PULL_BYTES
                 goes_on = of(said + (i + 1) * PULLED_SIZE, A_STATUS) == OK

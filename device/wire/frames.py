@@ -2,7 +2,8 @@
 
 Guarantees: what `is_authentic` passes was written, as it is, by whoever has the key of this direction of this
 connection, and is the next one that was: none is left out, sent again, or taken from elsewhere. It is read here only
-from memory that no other process can write to.
+from memory that no other process can write to. Frames of a sealed connection have this from their parcels
+(`parcels.take`), and no MAC.
 """
 
 from typing import Any
@@ -17,6 +18,7 @@ from nanokv.device.segment.layout import LOW32, WORD_BYTES
 from nanokv.device.wire.records import (
     C_KEY_IN,
     C_KEY_OUT,
+    C_LIBCRYPTO,
     C_MAC,
     C_SEEN,
     C_SENT,
@@ -121,10 +123,18 @@ def covered(records: tl.int64, payload: tl.int64) -> Any:
 
 
 @triton.jit
+def is_sealed(connection: tl.int64) -> Any:
+    """Whether all that a connection carries goes in parcels."""
+    return of(connection, C_LIBCRYPTO) != 0
+
+
+@triton.jit
 def tag_of(
     connection: tl.int64, key: tl.int64, frame: tl.int64, first: tl.int64, second: tl.int64, at: tl.int64
 ) -> Any:
     """The MAC of the first bytes of a frame, and of the last ones before its offset `at`: two words."""
+    if is_sealed(connection):
+        return word(0), word(0)
     mac = connection + C_MAC
     sip_begin(mac, load64(key, "relaxed"), load64(key + WORD_BYTES, "relaxed"))
     sip_words(mac, frame, first)

@@ -5,6 +5,8 @@ Guarantees
   with what can be before it is used. What breaks a rule ends its connection.
 - Only this thread writes to the pages of a put, and only while it is in `receive`. So what is given up can be freed at
   once: no byte comes late (I1). The objects are plans (FLAG_PLAN): no grace period waits for a slow producer.
+- On a sealed connection (`parcels`) a byte reaches its pages deciphered, and an object is committed when the tags of
+  all its parcels are right. A get is read from the pages into parcels, then validated; its status is sealed behind it.
 - A connection that ends, breaks a rule, or is dropped by its host loses what it had begun; a put is there whole, or not
   at all (I6: what was begun when this process died comes back as any dead producer's objects).
 - A get is validated after the kernel has taken its bytes, and the statuses that count follow them (I4).
@@ -63,7 +65,6 @@ from nanokv.device.native.sockets import (
     epoll_wait,
     error,
     give_back,
-    receive,
     send,
     send_message,
     write,
@@ -98,29 +99,37 @@ from nanokv.device.wire.frames import (
     covered,
     fill_up,
     is_authentic,
+    is_sealed,
     kind_of,
     of,
     put_in,
     size_of_question,
     whole_words,
 )
+from nanokv.device.wire.parcels import begin_parcel, close_parcel, put_in_parcel, take
 from nanokv.device.wire.records import (
     ALL_ROOMS,
+    ALL_SEALED_ROOMS,
     BELL,
     C_AT,
+    C_COME,
     C_COUNT,
     C_FD,
     C_FIRST,
+    C_GOING,
+    C_GONE,
     C_GROWN,
     C_HAVE,
     C_HEAD,
     C_HOSTED,
     C_INPUT,
     C_LAST,
+    C_LEFT,
     C_MESSAGE,
     C_NEED,
     C_OPEN,
     C_OUTPUT,
+    C_PARCEL,
     C_PIECE,
     C_PULLS,
     C_SEEN,
@@ -133,6 +142,7 @@ from nanokv.device.wire.records import (
     CONNECTION_BYTES,
     END,
     EXISTS,
+    FORGED,
     G_EPOCH,
     G_NBYTES,
     G_PAYLOAD,
@@ -147,6 +157,7 @@ from nanokv.device.wire.records import (
     GOT_THEM,
     HEAD_BYTES,
     HOSTED,
+    IN_PARCEL,
     INLINE,
     KEY_BYTES,
     MAC_BYTES,
@@ -573,12 +584,71 @@ def advance(world: World, connection: tl.int64, moved: tl.int64) -> Any:
 
 
 @triton.jit
+def fill_parcel(world: World, connection: tl.int64) -> None:
+    """Make the next parcel of the answer under way.
+
+    It ends with the beginning of a GOT, and with a large object, so that what comes after it can be deciphered to where
+    it is to lie.
+    """
+    used, right, goes_on = word(0), begin_parcel(connection), True
+    while goes_on & right:
+        piece, at = of(connection, C_PIECE), of(connection, C_AT)
+        size, room = size_of_piece(connection, piece), IN_PARCEL - used
+        some = select(size - at < room, size - at, room)
+        right = put_in_parcel(connection, used, address_of_piece(world, connection, piece) + at, some)
+        used += some
+        goes_on = (not advance(world, connection, some)) & (used < IN_PARCEL)
+        goes_on = goes_on & (piece > 0) & (size < IN_PARCEL // 2)
+    right = right and close_parcel(connection, used)
+    if not right:
+        put_in(connection, C_STATE, word(GONE))
+    if used > SMALL:
+        put_in(connection, C_GROWN, word(1))
+
+
+@triton.jit
+def send_parcel(world: World, connection: tl.int64) -> Any:
+    """Let the kernel take what it will of the parcel that goes, or of the next one: what `send` answers."""
+    if of(connection, C_GOING) == 0:
+        fill_parcel(world, connection)
+    gone = of(connection, C_GONE)
+    flags = word(DONT_WAIT | NO_SIGNAL)
+    if (of(connection, C_PIECE) <= of(connection, C_COUNT)) & (of(connection, C_GOING) < IN_PARCEL // 2):
+        flags = flags | MORE_COMES  # a large one is opened at the other end while the next is made
+    sent = word(0)
+    if of(connection, C_STATE) == SENDING:
+        sent = send(of(connection, C_FD), of(connection, C_PARCEL) + gone, of(connection, C_GOING) - gone, flags)
+    return sent
+
+
+@triton.jit
+def let_go(world: World, connection: tl.int64) -> Any:
+    """Let the kernel take what it will of the answer under way: what `send` answers."""
+    if is_sealed(connection):
+        return send_parcel(world, connection)
+    return send_some(world, connection)
+
+
+@triton.jit
+def have_gone(world: World, connection: tl.int64, moved: tl.int64) -> Any:
+    """Count bytes that the kernel has taken. True: all of the answer has gone."""
+    if not is_sealed(connection):
+        return advance(world, connection, moved)
+    gone, done = of(connection, C_GONE) + moved, False
+    put_in(connection, C_GONE, gone)
+    if (gone == of(connection, C_GOING)) & (of(connection, C_STATE) == SENDING):
+        put_in(connection, C_GOING, word(0))
+        done = advance(world, connection, word(0))
+    return done
+
+
+@triton.jit
 def send_out(world: World, box: tl.int64, connection: tl.int64) -> None:
     """Send what the connection takes of the answer under way; the state says what comes next."""
     moved = word(0)
     done = False
     while (not done) & (of(connection, C_STATE) == SENDING):
-        some = send_some(world, connection)
+        some = let_go(world, connection)
         if some < 0:
             why = error()
             if why == AGAIN:
@@ -588,7 +658,7 @@ def send_out(world: World, box: tl.int64, connection: tl.int64) -> None:
                 put_in(connection, C_STATE, word(GONE))
         else:
             put_in(connection, C_SINCE, monotonic_ns())
-            done = advance(world, connection, some)
+            done = have_gone(world, connection, some)
             moved += some
             if (moved > 2 * MOST_A_TURN) & (not done):
                 wait_until_it_takes(box, connection)
@@ -649,10 +719,12 @@ def malformed(box: tl.int64, connection: tl.int64) -> None:
 
 
 @triton.jit
-def has_come(connection: tl.int64, some: tl.int64) -> Any:
-    """Whether `receive` has brought bytes. If it never will again, the connection is GONE."""
+def has_come(box: tl.int64, connection: tl.int64, some: tl.int64) -> Any:
+    """Whether `take` has brought bytes. If it never will again, the connection is GONE."""
     if some > 0:
         put_in(connection, C_SINCE, monotonic_ns())
+    elif some == FORGED:
+        malformed(box, connection)
     else:
         why = error()
         if (some == 0) | ((why != AGAIN) & (why != INTERRUPTED)):
@@ -706,19 +778,22 @@ def have_room(wanted: tl.int64, count: tl.int64, most: tl.int64) -> Any:
 
 
 @triton.jit
-def stream_in(world: World, connection: tl.int64) -> None:
-    """Receive bytes of the open objects into their pages; after the last one the connection is READING."""
+def stream_in(world: World, box: tl.int64, connection: tl.int64) -> None:
+    """Receive bytes of the open objects into their pages; after the last one the connection is READING.
+
+    What is left of a parcel belongs to the turn: the poll does not tell of it.
+    """
     pulls, count = of(connection, C_PULLS), of(connection, C_OPEN)
     piece, at, moved = of(connection, C_PIECE), of(connection, C_AT), word(0)
     goes_on = True
-    while goes_on & (piece < count) & (moved < MOST_A_TURN):
+    while goes_on & (piece < count) & ((moved < MOST_A_TURN) | (of(connection, C_LEFT) > 0)):
         pull = pulls + piece * PULL_BYTES
         size = select(of(pull, P_STATUS) == OK, of(pull, P_NBYTES), word(0))
         if at < size:
             to = segment(world, of(pull, P_RANK)) + of(pull, P_PAYLOAD) + at
             most = select(size - at < MOST_A_TURN, size - at, word(MOST_A_TURN))
-            some = receive(of(connection, C_FD), to, most, word(DONT_WAIT))
-            goes_on = has_come(connection, some)
+            some = take(connection, to, most, word(DONT_WAIT))
+            goes_on = has_come(box, connection, some)
             if goes_on:
                 at += some
                 moved += some
@@ -727,6 +802,8 @@ def stream_in(world: World, connection: tl.int64) -> None:
             at = word(0)
     put_in(connection, C_PIECE, piece)
     put_in(connection, C_AT, at)
+    if is_sealed(connection) & (moved > SMALL):
+        put_in(connection, C_GROWN, word(1))
     if (piece == count) & (of(connection, C_STATE) == STREAMING):
         put_in(connection, C_STATE, word(READING))
 
@@ -735,8 +812,8 @@ def stream_in(world: World, connection: tl.int64) -> None:
 def take_in(world: World, box: tl.int64, connection: tl.int64) -> None:
     """Receive some of a frame, and answer it if it is whole."""
     have, at = of(connection, C_HAVE), of(connection, C_INPUT)
-    some = receive(of(connection, C_FD), at + have, ROOM - have, word(DONT_WAIT))
-    if has_come(connection, some):
+    some = take(connection, at + have, ROOM - have, word(DONT_WAIT))
+    if has_come(box, connection, some):
         have += some
         put_in(connection, C_HAVE, have)
         if have > SMALL:
@@ -745,7 +822,8 @@ def take_in(world: World, box: tl.int64, connection: tl.int64) -> None:
         if (need == 0) & (have >= HEAD_BYTES):
             need = size_of_question(at)
             put_in(connection, C_NEED, need)
-        if (need == NO_FRAME) | ((need > 0) & (have > need)):  # one question at a time
+        more = (have > need) | (of(connection, C_LEFT) > 0)
+        if (need == NO_FRAME) | ((need > 0) & more):  # one question at a time
             malformed(box, connection)
         elif (need > 0) & (have == need):
             take_question(world, box, connection)
@@ -755,7 +833,7 @@ def take_in(world: World, box: tl.int64, connection: tl.int64) -> None:
 def attend(world: World, box: tl.int64, connection: tl.int64) -> None:
     """Do what a connection is ready for."""
     if of(connection, C_STATE) == STREAMING:
-        stream_in(world, connection)
+        stream_in(world, box, connection)
     if of(connection, C_STATE) == READING:
         take_in(world, box, connection)
     if of(connection, C_STATE) == SENDING:
@@ -785,6 +863,7 @@ def look_at_all(box: tl.int64, now: tl.int64) -> None:
         if (of(connection, C_FD) >= 0) & (of(connection, C_HOSTED) == 0):
             state, quiet = of(connection, C_STATE), now - of(connection, C_SINCE)
             rests = (state == READING) & (of(connection, C_HAVE) == 0) & (of(connection, C_OPEN) == 0)
+            rests = rests & (of(connection, C_COME) == 0)
             rests = rests & (of(connection, C_SEEN) > 0)  # else its HELLO may be one that somebody has heard
             if (not rests) & (quiet > patience):
                 add_to(box, S_SILENT, word(1))
@@ -792,7 +871,8 @@ def look_at_all(box: tl.int64, now: tl.int64) -> None:
                 hand_over(box, number)
             elif rests & (quiet > RESTS) & (of(connection, C_GROWN) != 0):
                 put_in(connection, C_GROWN, word(0))
-                give_back(of(connection, C_INPUT), word(ALL_ROOMS))
+                rooms = select(is_sealed(connection), word(ALL_SEALED_ROOMS), word(ALL_ROOMS))
+                give_back(of(connection, C_INPUT), rooms)
         number += 1
 
 

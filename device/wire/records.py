@@ -19,6 +19,12 @@ connection, by its addressee, or not at all.
 
 Bytes that follow an OFFER, and those of a GOT above MOST_INLINE (HEAD.more is 0), are in no frame, and not covered. A
 body of CALL or CALLED is covered whole.
+
+On a sealed connection all of this, frames and bytes outside of them, is one stream, which goes in parcels (`parcels`):
+
+    PARCEL | up to MOST_PARCEL bytes of the stream, enciphered
+
+A parcel ends anywhere in it. MACs of frames are zero there: each parcel has a tag, of all its bytes.
 """
 
 import triton.language as tl
@@ -66,6 +72,22 @@ GOT = Record(
 )
 KEY = Record("WireKey", WORD, [Field("hash", "<i8", "low half of a digest"), Field("check", "<i8", "high half")])
 
+PARCEL = Record(
+    "Parcel",
+    WORD,
+    [Field("size", "<i8", "bytes behind it"), Field("tag", "<i8", "of AES-256-GCM, over these", repeat=2)],
+)
+LIBCRYPTO = Record(
+    "Libcrypto",
+    WORD,
+    [
+        Field("init", "<i8", "address of EVP_CipherInit_ex"),
+        Field("update", "<i8", "EVP_CipherUpdate"),
+        Field("final", "<i8", "EVP_CipherFinal_ex"),
+        Field("control", "<i8", "EVP_CIPHER_CTX_ctrl"),
+    ],
+)
+
 # kinds of frames: never renumber them
 PUT, OFFER, END, GET, REMOVE, EXISTS, CALL = (tl.constexpr(i) for i in range(1, 8))
 PUT_DONE, GO, GOT_THEM, STATUSES, CALLED = (tl.constexpr(i) for i in range(17, 22))
@@ -83,7 +105,12 @@ MOST_CALL = FRAME_ROOM - HEAD.size - WORD - MAC  #: bytes of the body of a CALL
 INPUT_ROOM = OUTPUT_ROOM = -(-FRAME_ROOM // PAGE) * PAGE
 PULLS_ROOM = -(-MOST_RECORDS * PULL.size // PAGE) * PAGE
 ROOMS = INPUT_ROOM + OUTPUT_ROOM + PULLS_ROOM
+#: the room of a sealed connection for one parcel, of either direction: behind the others
+PARCEL_ROOM = 17 * PAGE
+MOST_PARCEL = PARCEL_ROOM - PARCEL.size  #: bytes in it: a frame with an object of 64 KiB
+SEALED_ROOMS = ROOMS + PARCEL_ROOM
 VECTORS_A_CALL = 16  #: struct iovec of one `sendmsg`
+CIPHER_KEY, NONCE = 32, 12  #: bytes
 assert HEAD.size + MOST_RECORDS * (GOT.size + WORD) + MOST_INLINE + WORD + MAC <= FRAME_ROOM
 
 CONNECTION = Record(
@@ -116,6 +143,21 @@ CONNECTION = Record(
         Field("asked", "<i8", "the asker's: address of a word; not 0: stop waiting"),
         Field("timeout", "<i8", "the asker's: ns that an exchange may take beside its bytes"),
         Field("spin", "<i8", "the asker's: ns that it looks for an answer before it sleeps"),
+        Field("libcrypto", "<i8", "address of a LIBCRYPTO; 0: it is not sealed, and nothing of the next is used"),
+        Field("opens", "<i8", "address of the EVP_CIPHER_CTX of what comes"),
+        Field("seals", "<i8", "of what goes"),
+        Field("opened", "<i8", "parcels that have come, under all keys"),
+        Field("sealed", "<i8", "parcels that were made"),
+        Field("each", "<i8", "parcels of one direction, after which it has another key"),
+        Field("parcel", "<i8", "address of room for a parcel"),
+        Field("come", "<i8", "bytes that have come of a parcel which is not whole"),
+        Field("left", "<i8", "bytes of the parcel that are opened, and not taken yet: its last ones"),
+        Field("left_at", "<i8", "where they are in it"),
+        Field("going", "<i8", "bytes of the parcel that goes; 0: none does"),
+        Field("gone", "<i8", "how many of them have gone"),
+        Field("nonce", "<i8", "room for a nonce", repeat=2),
+        Field("key", "<i8", "room for the next key", repeat=CIPHER_KEY // WORD),
+        Field("moved", "<i8", "room for an int"),
         Field("message", "<i8", "room for a struct msghdr", repeat=MESSAGE_WORDS),
         Field("vectors", "<i8", "room for struct iovec", repeat=2 * VECTORS_A_CALL),
     ],
@@ -164,6 +206,7 @@ BELL = tl.constexpr(-1)  #: what an event is about that is of no connection: the
 READING, STREAMING, SENDING, HOSTED, GONE = (tl.constexpr(i) for i in range(5))
 # how an exchange ended, for the asker
 DONE, BROKEN, LATE, WRONG = (tl.constexpr(i) for i in (0, -1, -2, -3))
+FORGED = tl.constexpr(-4)  #: what `take` answers for a parcel that the other end has not made, or not as the next one
 
 COVERED = tl.constexpr(4096)  #: bytes of a payload that the MAC covers; of a larger one it covers nothing
 HEAD_BYTES, WANTED_BYTES, GOT_BYTES, KEY_BYTES = (
@@ -175,6 +218,8 @@ HEAD_BYTES, WANTED_BYTES, GOT_BYTES, KEY_BYTES = (
 CONNECTION_BYTES, PULLED_SIZE = CONNECTION.size_constant(), PULLED.size_constant()
 MAC_BYTES, INLINE, RECORDS, KEYS = (tl.constexpr(n) for n in (MAC, MOST_INLINE, MOST_RECORDS, MOST_KEYS))
 MOST, ALL_ROOMS = tl.constexpr(MOST_CONNECTIONS), tl.constexpr(ROOMS)
+ALL_SEALED_ROOMS = tl.constexpr(SEALED_ROOMS)
+PARCEL_HEAD, IN_PARCEL, KEY_SIZE = PARCEL.size_constant(), tl.constexpr(MOST_PARCEL), tl.constexpr(CIPHER_KEY)
 BODY, CALL_BODY = tl.constexpr(MOST_CALLED), tl.constexpr(MOST_CALL)
 ROOM, VECTORS = tl.constexpr(FRAME_ROOM), tl.constexpr(VECTORS_A_CALL)
 MESSAGE_BYTES = tl.constexpr(MESSAGE_WORDS * WORD)
@@ -209,6 +254,23 @@ C_PIECE, C_AT, C_LAST, C_HEAD = (
 C_HOSTED, C_GROWN = CONNECTION.at("hosted"), CONNECTION.at("grown")
 C_WAITS, C_SINCE, C_MAC = CONNECTION.at("waits"), CONNECTION.at("since"), CONNECTION.at("mac")
 C_ASKED, C_TIMEOUT, C_SPIN = CONNECTION.at("asked"), CONNECTION.at("timeout"), CONNECTION.at("spin")
+C_LIBCRYPTO, C_OPENS, C_SEALS = CONNECTION.at("libcrypto"), CONNECTION.at("opens"), CONNECTION.at("seals")
+C_OPENED, C_SEALED, C_EACH = CONNECTION.at("opened"), CONNECTION.at("sealed"), CONNECTION.at("each")
+C_PARCEL, C_COME, C_LEFT, C_LEFT_AT = (
+    CONNECTION.at("parcel"),
+    CONNECTION.at("come"),
+    CONNECTION.at("left"),
+    CONNECTION.at("left_at"),
+)
+C_GOING, C_GONE = CONNECTION.at("going"), CONNECTION.at("gone")
+C_NONCE, C_KEY, C_MOVED = CONNECTION.at("nonce"), CONNECTION.at("key"), CONNECTION.at("moved")
+L_INIT, L_UPDATE, L_FINAL, L_CONTROL = (
+    LIBCRYPTO.at("init"),
+    LIBCRYPTO.at("update"),
+    LIBCRYPTO.at("final"),
+    LIBCRYPTO.at("control"),
+)
+SIZE_OF_PARCEL, TAG = PARCEL.at("size"), PARCEL.at("tag")
 C_MESSAGE, C_VECTORS = CONNECTION.at("message"), CONNECTION.at("vectors")
 
 S_EPOLL, S_EVENTS, S_CONNECTIONS = SERVE.at("epoll"), SERVE.at("events"), SERVE.at("connections")

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 from nanokv.cluster.messages.tcp import host_and_port
+from nanokv.cluster.seals import HEADS, SEALS
 from nanokv.device.fabric.records import LOOK_LINE
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import layout_hash
@@ -54,6 +55,7 @@ class Card:
         devices: the network devices of its link, as UCX names them; "": it has no such.
         local: where it takes questions of processes of its host, "unix:name"; "": nowhere.
         serves: whether it can be asked for its objects; else they are exchanged over the link alone.
+        seal: `ClusterOptions.seal`.
     """
 
     node: str
@@ -72,6 +74,7 @@ class Card:
     devices: str = ""
     local: str = ""
     serves: bool = True
+    seal: str = HEADS
 
     @property
     def member(self) -> str:
@@ -139,6 +142,8 @@ class Card:
         texts = [self.node, self.link, self.wire, self.events, self.about, self.place, self.devices]
         if not all(isinstance(text, str) for text in (*texts, self.local)) or not isinstance(self.serves, bool):
             raise ValueError("a text that is none")
+        if self.seal not in SEALS:
+            raise ValueError(f"a seal {self.seal!r}")
         for address in (self.wire, self.events):
             host_and_port(address)
         return self

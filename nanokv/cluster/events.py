@@ -27,6 +27,7 @@ from nanokv.cluster.locations import Locations
 from nanokv.cluster.messages.feed import Publisher, Subscriber
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.nodes import AVOIDED, Node, Nodes
+from nanokv.cluster.seals import HEADS
 from nanokv.cluster.transfers import Gets
 from nanokv.device.machines.outbox import Outbox, Told
 from nanokv.device.segment.location import LOCATION
@@ -105,7 +106,7 @@ class Events:
         publisher: tells the other nodes. Who made it closes it, after this.
         gets: by which the headers of a node are read anew.
         changes: told of all that is heard.
-        follows: whether the events of others are wanted.
+        follows: whether the events of others are wanted. seal: of the cluster.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Events:
         changes: Changes,
         *,
         follows: bool,
+        seal: str = HEADS,
     ) -> None:
         self._nodes, self._publisher, self._locations, self._gets = nodes, publisher, locations, gets
         self._rank, self._index = world.engine.heap.rank, world.engine.poller.index
@@ -133,7 +135,7 @@ class Events:
             ends.callback(self._wake)
             self._catching_up = CatchingUp(nodes, self._read_headers)
             ends.callback(self._catching_up.close)
-            self._subscriber = Subscriber(secret, self.hear, self.lost)
+            self._subscriber = Subscriber(secret, self.hear, self.lost, seal=seal)
             ends.callback(self._subscriber.close)
             self._outbox = Outbox(self._rank, ROOM, MOST_EVENTS, system_call_number())
             self._over = False

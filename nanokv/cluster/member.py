@@ -50,10 +50,12 @@ from nanokv.cluster.pulling import Puller
 from nanokv.cluster.putting import RemotePuts
 from nanokv.cluster.reading import RemoteGets
 from nanokv.cluster.rounds import rounds_over
+from nanokv.cluster.seals import ALL
 from nanokv.cluster.serving import Handlers
 from nanokv.cluster.staging import Staging
 from nanokv.cluster.transfers import Gets, Puts
 from nanokv.cluster.uses import Uses
+from nanokv.cluster.wire.ciphers import libcrypto
 from nanokv.cluster.wire.exchanges import WireGets, WirePuts
 from nanokv.cluster.wire.server import WireServer, World
 from nanokv.cluster.wire.ways import Ways
@@ -148,7 +150,7 @@ class Member:
 
     Raises:
         ClusterUnavailable: the registry does not answer, or another living process is this member.
-        LinkUnavailable: the link does not work here.
+        LinkUnavailable: the link, or the seal, does not work here.
     """
 
     def __init__(self, world: NanoKVCache, cluster: str, options: ClusterOptions) -> None:
@@ -188,6 +190,13 @@ class Member:
         options, heap = self._options, self._world.engine.heap
         self._served = served_world(self._world)
         link = options.link
+        if options.seal == ALL:
+            libcrypto()
+            if self._served is None:
+                raise LinkUnavailable(
+                    "seal='all' is of the wire, which serves segments in host memory, on a system with futexes, and "
+                    "this world's are of another kind"
+                )
         if link == "auto":
             link = "nixl" if self._served is None else "wire"
         if link == "wire" and self._served is None:
@@ -207,7 +216,7 @@ class Member:
         self._memory.callback(self.staging.close)
         self.registered = RegisteredMemory(self.link)
         serves = self._served is not None
-        self.nodes = Nodes(options.node, self.link, self._secret, self.incarnation, serves, place.here())
+        self.nodes = Nodes(options.node, self.link, self._secret, self.incarnation, serves, place.here(), options.seal)
         self._working.callback(self.nodes.close)
         self.ways = Ways(self._secret, Sender(self.name, self.incarnation), place.here())
         self._working.callback(self.ways.close)
@@ -278,6 +287,7 @@ class Member:
             bind=options.bind,
             folder=options.sockets,
             patience=options.timeout,
+            seal=options.seal,
         )
         self.server = self._listen(lambda port: serve_at(port=port))
         self._working.callback(self.server.close)
@@ -299,7 +309,7 @@ class Member:
 
     def _follow_events(self) -> None:
         options = self._options
-        publish_at = partial(Publisher, self.name, self.incarnation, self._secret, options.bind)
+        publish_at = partial(Publisher, self.name, self.incarnation, self._secret, options.bind, seal=options.seal)
         self.publisher = self._listen(publish_at)
         self._working.callback(self.publisher.close)
         self.changes = Changes(options.node)
@@ -312,6 +322,7 @@ class Member:
             self.gets,
             self.changes,
             follows=options.locations > 0,
+            seal=options.seal,
         )
         self._working.callback(self.events.close)
         self.figures.follow(self.server, self.events)
@@ -358,6 +369,7 @@ class Member:
             options.device_names(self.link.name),
             self.server.local,
             self._served is not None,
+            options.seal,
         )
 
 

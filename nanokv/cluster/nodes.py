@@ -16,6 +16,7 @@ from nanokv.cluster.homes import Homes
 from nanokv.cluster.links.base import Link, LinkLost
 from nanokv.cluster.place import why_unreachable
 from nanokv.cluster.remote_world import RemoteWorld
+from nanokv.cluster.seals import HEADS, other_seal
 from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError, PeerLost
 
@@ -197,6 +198,7 @@ class Nodes:
         joined: this member's incarnation.
         serves: whether this member can be asked for its objects over the wire.
         place: of this process (`place.here`); "": it is not known, and nobody is taken to be far.
+        seal: of this member: who has another one is left out.
 
     Attributes:
         homes: the home of each key; and before it, as it was without the node that joined last, without the last two,
@@ -205,7 +207,10 @@ class Nodes:
             looks too.
     """
 
-    def __init__(self, here: str, link: Link, secret: bytes, joined: int, serves: bool, place: str = "") -> None:
+    def __init__(
+        self, here: str, link: Link, secret: bytes, joined: int, serves: bool, place: str = "", seal: str = HEADS
+    ) -> None:
+        self._seal = seal
         self.here, self._joined, self._lapses, self._serves, self._place = here, joined, 0, serves, place
         self._left: set[str] = set()  # names of nodes that have left
         self._back: dict[str, int] = {}  # by name: when a node came back, in ns
@@ -273,6 +278,8 @@ class Nodes:
             card = Card.opened(sealed, self._secret)
             if card.member != member:
                 raise CardRefused(f"the card is that of {card.member}")
+            if card.seal != self._seal:
+                raise CardRefused(other_seal(card.seal, self._seal))
             if not (card.serves and self._serves) and card.link != self._link.name:
                 where = "its segments lie" if not card.serves else "this member's segments lie"
                 raise CardRefused(

@@ -14,6 +14,7 @@ from nanokv.cluster.messages.replies import Refused, Unanswered
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.options import given_secret
 from nanokv.cluster.wire.ways import Ways
+from nanokv.errors import LinkUnavailable
 
 _FIRST_LOOK = 1.0  #: seconds to wait for members of a registry that has shown none yet
 
@@ -68,6 +69,8 @@ class Observer:
             return found
         except Unanswered:
             return "no answer"
+        except LinkUnavailable as error:  # it is sealed, and this host has no library for that
+            return str(error)
         except Refused as error:
             return str(error)
 

@@ -10,6 +10,7 @@ from typing import Any
 from nanokv.arguments import FLAG, WORDS, check_options, is_a, one_of, option, positive_seconds, refuse_unknown, whole
 from nanokv.cluster.links import KINDS
 from nanokv.cluster.messages import unix
+from nanokv.cluster.seals import ALL, HEADS, SEALS
 from nanokv.errors import InvalidArgument
 
 WAYS = ("auto", "wire", *KINDS)  #: how members exchange objects: see `ClusterOptions.link`
@@ -48,6 +49,9 @@ class ClusterOptions:
         link: what moves objects. "wire": sockets of NanoKV's own, for segments in host memory. "nixl" or "mooncake":
             one-sided reads by that library, for RDMA and for memory of GPUs; nodes without it are reached by the wire.
             "auto": the wire, if this world's segments lie in host memory; else "nixl".
+        seal: what of that is sealed. "heads": questions, answers and objects of up to 4 KiB have a MAC, and nothing is
+            enciphered. "all": all that goes over the wire, and events, is enciphered and covered, by AES-256-GCM; the
+            same for all members, and not with a link. It needs the system's libcrypto (docs/cluster.md, "Security").
         maps: whether the memory of nodes on this host is mapped that let guests in (`guests` of their worlds), by the
             same user: puts and gets there copy once, and wait for nobody.
         devices: the network device that the link "nixl" uses, as UCX_NET_DEVICES: "lo", "eth0", "mlx5_0:1", or "all".
@@ -76,6 +80,7 @@ class ClusterOptions:
     node: str = option(is_a(str, "1 to 48 letters, digits, `_` and `-`", _NAME.fullmatch), "")
     secret: bytes = option(_SECRET, b"", shown=False)
     link: str = option(one_of(WAYS), "auto")
+    seal: str = option(one_of(SEALS), HEADS)
     maps: bool = option(FLAG, True)
     devices: str = option(WORDS, _LOOPBACK)
     bind: str = option(WORDS, "127.0.0.1")
@@ -99,6 +104,10 @@ class ClusterOptions:
             raise InvalidArgument(f"with bind={self.bind!r} advertise must say how other hosts reach this one")
         if self.link in ("wire", "mooncake") and self.devices != _LOOPBACK:
             raise InvalidArgument(f"devices are for the link nixl, not {self.link}")
+        if self.seal == ALL and self.link in KINDS:
+            raise InvalidArgument(
+                f"seal={ALL!r} is of the wire, and the link {self.link} moves objects past it: take link='wire'"
+            )
         if self.link == "mooncake" and self.ports:
             raise InvalidArgument("the link mooncake takes ports of its own choice: ports cannot be given")
 

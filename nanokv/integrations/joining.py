@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Store = Union[NanoKVCache, "NanoKVCluster"]
 
-_OF_A_CLUSTER = ("node", "link", "devices", "bind", "sockets", "advertise", "ports", "timeout", "ttl")
+_OF_A_CLUSTER = ("node", "link", "seal", "devices", "bind", "sockets", "advertise", "ports", "timeout", "ttl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ class Settings:
     cluster: str = option(TEXT, "", shown=False)  # it may have a password
     node: str = ""
     link: str = "auto"
+    seal: str = "heads"
     devices: str = "lo"
     bind: str = "127.0.0.1"
     sockets: str = ""

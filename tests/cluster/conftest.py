@@ -10,6 +10,7 @@ import pytest
 import nanokv
 from nanokv.cluster import NanoKVCluster, offering
 from nanokv.cluster import member as parts
+from nanokv.cluster.seals import ALL, HEADS
 from nanokv.fsck import check_cache
 from tests.support.faults import Calls, Limits
 from tests.support.needed import need_nixl
@@ -21,7 +22,7 @@ PATIENCE = 10.0  #: seconds for a node: far above the usual
 PAGE = 4096
 HEAP_BYTES = 4 << 20
 #: of `ClusterOptions.link`, where it is another name
-LINKS = {"mapped": "wire", "nixl alone": "nixl"}
+LINKS = {"mapped": "wire", "sealed": "wire", "nixl alone": "nixl"}
 MakeCluster = Callable[..., list[NanoKVCluster]]
 
 
@@ -40,12 +41,18 @@ def serves_nothing() -> Iterator[None]:
     calls.go_on()
 
 
+def way_of(link: str) -> dict[str, Any]:
+    """The options of a member for a `link` of the tests."""
+    return {"link": LINKS.get(link, link), "seal": ALL if link == "sealed" else HEADS}
+
+
 @pytest.fixture
 def link() -> str:
     """How the nodes of a test exchange objects. A module that is about another way has a fixture of this name.
 
-    "wire"; "mapped": in each other's memory; "nixl": by one-sided reads and pulls, but for what is small; "nixl alone":
-    no objects are served over the wire, as where segments lie in memory of GPUs.
+    "wire"; "sealed": the same with `seal="all"`; "mapped": in each other's memory; "nixl": by one-sided reads and
+    pulls, but for what is small; "nixl alone": no objects are served over the wire, as where segments lie in memory of
+    GPUs.
     """
     return "wire"
 
@@ -72,7 +79,7 @@ def make_cluster(link: str, tmp_path: Path) -> Iterator[MakeCluster]:
             guests = {"guests": 8} if link == "mapped" else {}
             cache = nanokv.NanoKVCache(heap_bytes, page_bytes=PAGE, **(guests | (world or {})))
             number = len(members) + i
-            usual = {"node": f"n{number}", "ttl": 2.0, "timeout": PATIENCE, "link": LINKS.get(link, link)}
+            usual = {"node": f"n{number}", "ttl": 2.0, "timeout": PATIENCE, **way_of(link)}
             with serves_nothing() if link == "nixl alone" else contextlib.nullcontext():
                 made.append(NanoKVCluster(cache, url, **(usual | options)))
         members.extend(made)

@@ -37,13 +37,13 @@ def test_members_and_what_they_hold(make_cluster: MakeCluster, tmp_path: Path) -
         one.put(f"k{i}", torch.ones(100), preferred_segment=("n1", 0))
     two.world.flush()
     shown = lines_of(run("ls", url))
-    assert shown[0] == ["node", "rank", "ranks", "memory", "link", "guests", "address", "state"]
+    assert shown[0] == ["node", "rank", "ranks", "memory", "link", "seal", "guests", "address", "state"]
     assert [(row[0], row[-1]) for row in shown[1:]] == [("n0", "alive"), ("n1", "alive")]
     members = json.loads(run("ls", url, "--json"))
     assert [each["name"] for each in members] == [member_name("n0", 0), member_name("n1", 0)]
     stats = json.loads(run("stats", url, "--json"))["members"]
     assert [(each["node"], each["ready"]) for each in stats] == [("n0", 0), ("n1", 10)]
-    assert [each["guests"] for each in members] == [3, 3] and [row[6] for row in shown[1:]] == ["3", "3"]
+    assert [each["guests"] for each in members] == [3, 3] and [row[7] for row in shown[1:]] == ["3", "3"]
     assert stats[0]["ways"] == {"n1": "mapped"} and stats[1]["guests"] == 1
     assert [row[0] for row in lines_of(run("stats", url))] == ["node", "n0", "n1"]
 

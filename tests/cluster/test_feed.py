@@ -28,7 +28,7 @@ LOST = None  #: in what was heard
 class Heard:
     """A subscriber, and what it was given: a body, or LOST, of each sender."""
 
-    def __init__(self, secret: bytes = SECRET, **options: int) -> None:
+    def __init__(self, secret: bytes = SECRET, **options: Any) -> None:
         self.all: list[tuple[Sender, bytes | None]] = []
         self.go_on = threading.Event()  # the listener waits for it
         self.go_on.set()

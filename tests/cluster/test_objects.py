@@ -31,9 +31,10 @@ from tests.support.faults import Calls
 from tests.support.needed import leave_out
 from tests.support.until import until
 
-from .conftest import HEAP_BYTES, LINKS, PAGE, MakeCluster, key_of
+from .conftest import HEAP_BYTES, PAGE, MakeCluster, key_of, way_of
 from .network import Network, over_link
 
+SELDOM = ("sealed", "nixl alone")  #: ways whose own tests are elsewhere
 TENSORS = [
     torch.arange(10, dtype=torch.int64),
     torch.randn(3, 4, 5, dtype=torch.float32),
@@ -47,7 +48,7 @@ TENSORS = [
 ]
 
 
-@pytest.fixture(params=["wire", "mapped", "nixl", pytest.param("nixl alone", marks=pytest.mark.exhaustive)])
+@pytest.fixture(params=["wire", "mapped", "nixl", *(pytest.param(way, marks=pytest.mark.exhaustive) for way in SELDOM)])
 def link(request: pytest.FixtureRequest) -> str:
     """All ways by which nodes exchange objects."""
     return str(request.param)
@@ -463,7 +464,7 @@ def test_two_ranks_of_a_world(make_cluster: MakeCluster, link: str, shm_name: st
     with ThreadPoolExecutor(2) as pool:
         ranks = list(pool.map(attach, range(2)))
     url = f"file://{tmp_path}/cluster"
-    inside = [NanoKVCluster(rank, url, node="pair", ttl=2.0, link=LINKS.get(link, link)) for rank in ranks]
+    inside = [NanoKVCluster(rank, url, node="pair", ttl=2.0, **way_of(link)) for rank in ranks]
     until(lambda: outside.nodes == ["n0", "pair"] and len(outside.member.nodes["pair"].cards) == 2)
     outside.put("zero", torch.zeros(9), preferred_segment=("pair", 0))
     outside.put("one", torch.ones(9), preferred_segment=("pair", 1))
@@ -503,6 +504,7 @@ WRONG_OPTIONS: list[dict[str, Any]] = [
 ]
 ADDRESSES: list[dict[str, Any]] = [{"bind": "0.0.0.0"}, {"bind": "::"}, {"advertise": "a b"}, {"devices": "a,b"}]
 ADDRESSES += [{"ports": wrong} for wrong in ("4000", "4000-4002", "0-9", "65533-65536", "a-b", 5)]
+ADDRESSES += [{"seal": "none"}, {"seal": "all", "link": "nixl"}, {"seal": "all", "link": "mooncake"}]
 ADDRESSES += [{"link": "mooncake", "ports": "40000-40009"}, {"link": "mooncake", "devices": "eth0"}]
 
 

@@ -5,6 +5,7 @@ import struct
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,10 +22,12 @@ from nanokv.cluster.messages.sealed import (
     Sender,
     checked_sender,
 )
+from nanokv.cluster.seals import ALL
 from nanokv.errors import InvalidArgument
 
 SECRET = b"the secret of this cluster, only"
 SEAL, A = Seal(SECRET), Sender("a", 7)
+CIPHER = Seal(SECRET, ALL)
 EVENT = SEAL.seal(Form.EVENT, 5, A, b"body")
 
 u64 = st.integers(0, (1 << 64) - 1)
@@ -119,3 +122,51 @@ def test_an_incarnation_must_fit(incarnation: Any) -> None:
 def test_a_body_must_fit(body: Any) -> None:
     with pytest.raises(InvalidArgument):
         SEAL.seal(Form.EVENT, 1, A, body)
+
+
+# --- seal="all" ---
+def test_the_layout_of_what_is_enciphered() -> None:
+    sender = Seal(SECRET, ALL)
+    for count in range(3):
+        data = sender.seal(Form.EVENT, 5, A, b"body")
+        version, salt, number = struct.unpack_from("<B16sQ", data)
+        assert (version, number) == (3, count)
+        key = hmac.digest(SECRET, b"nanokv events\0" + salt, "sha256")
+        plain = AESGCM(key).decrypt(struct.pack(">4xQ", count), data[25:], data[:25])
+        assert plain == struct.pack("<BBQQ64s", 3, 5, 5, 7, b"a".ljust(64, b"\0")) + b"body"
+
+
+@given(st.sampled_from(Form), u64, ids, u64.filter(bool), st.binary(max_size=300))
+def test_what_is_enciphered_is_opened(form: Form, number: int, sender: str, incarnation: int, body: bytes) -> None:
+    me = Sender(sender, incarnation)
+    sealed = CIPHER.seal(form, number, me, body)
+    assert Seal(SECRET, ALL).open(sealed) == Message(form, number, me, body)
+    assert len(body) < 8 or body not in sealed
+
+
+def test_the_longest_body_is_enciphered() -> None:
+    body = bytes(BODY_LIMIT)
+    assert CIPHER.open(CIPHER.seal(Form.EVENT, 1, A, body)).body == body
+    with pytest.raises(InvalidArgument):
+        CIPHER.seal(Form.EVENT, 1, A, body + b"a")
+
+
+def test_no_key_and_nonce_are_used_twice() -> None:
+    fronts = [Seal(SECRET, ALL).seal(Form.BEAT, 0, A, b"")[:25] for _ in range(3)]
+    fronts += [CIPHER.seal(Form.BEAT, 0, A, b"")[:25] for _ in range(3)]
+    assert len(set(fronts)) == 6
+
+
+def test_a_changed_byte_of_what_is_enciphered_is_refused() -> None:
+    data = CIPHER.seal(Form.EVENT, 5, A, b"body")
+    for at in range(len(data)):
+        changed = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        assert refused(CIPHER, changed) is (Reason.MAC if at else Reason.VERSION)
+    for size in range(len(data)):
+        assert refused(CIPHER, data[:size]) in (Reason.TRUNCATED, Reason.MAC)
+    assert refused(Seal(SECRET[::-1], ALL), data) is Reason.MAC
+
+
+def test_a_message_of_another_seal_is_refused() -> None:
+    assert refused(SEAL, CIPHER.seal(Form.EVENT, 5, A, b"body" * 20)) is Reason.VERSION
+    assert refused(CIPHER, SEAL.seal(Form.EVENT, 5, A, b"body" * 20)) is Reason.VERSION

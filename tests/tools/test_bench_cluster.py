@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from nanokv.bench.nodes.transports import TRANSPORTS
-from nanokv.bench.questions import cluster, connections
+from nanokv.bench.questions import cluster, connections, seal
 from nanokv.bench.suite.settings import KIB, MIB, Settings
 from nanokv.bench.suite.worlds import Worlds
 from nanokv.check.report import CheckFailure
@@ -64,3 +64,16 @@ def test_connections_are_counted(limits: Limits) -> None:
         figures = ask(connections.QUESTION, worlds)
     assert len(figures) == 5 and all(figure.median() >= 0 for figure in figures)
     assert {figure.case["connections"] for figure in figures} == {8}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.exhaustive
+def test_both_seals_take_turns(limits: Limits) -> None:
+    limits(seal, SIZES={KIB: 2, MIB: 2})
+    with Worlds() as worlds:
+        figures = ask(seal.QUESTION, worlds)
+    assert Counter(figure.case["system"] for figure in figures if figure.case["way"] != "none") == {
+        "heads": 8,
+        "all": 8,
+    }
+    assert len(figures) == 16 + 2 * 3 and all(figure.median() > 0 for figure in figures)

@@ -11,6 +11,7 @@ from nanokv.allocation.producer import ProducerAllocation
 from nanokv.check.wire.plain_wire import PlainWire
 from nanokv.cluster.messages.replies import Handler
 from nanokv.cluster.messages.sealed import Sender
+from nanokv.cluster.seals import SEALS
 from nanokv.cluster.wire.client import WireClient
 from nanokv.cluster.wire.server import WireServer, World
 from nanokv.fsck import check_cache
@@ -27,16 +28,17 @@ class Served(NamedTuple):
     world: nanokv.NanoKVCache
     server: WireServer
     ends: ExitStack
+    seal: str
 
     def client(self, address: str = "", **options: Any) -> WireClient:
         """A client; by the UNIX socket, if no other address is given."""
-        made = WireClient(SECRET, ASKER, OWNER, (address or self.server.local,), **options)
+        made = WireClient(SECRET, ASKER, OWNER, (address or self.server.local,), **({"seal": self.seal} | options))
         self.ends.callback(made.close)
         return made
 
     def plain(self) -> PlainWire:
         """A connection that sends what it is told."""
-        made = PlainWire(self.server.local, SECRET, ASKER, OWNER, SECONDS)
+        made = PlainWire(self.server.local, SECRET, ASKER, OWNER, SECONDS, self.seal)
         self.ends.callback(made.close)
         return made
 
@@ -53,8 +55,14 @@ def serve_world(world: nanokv.NanoKVCache, handlers: dict[int, Handler] | None =
     return WireServer(served, OWNER, SECRET, handlers or {}, **options)
 
 
+@pytest.fixture(params=SEALS)
+def seal(request: pytest.FixtureRequest) -> str:
+    """As of `ClusterOptions`, of all members."""
+    return str(request.param)
+
+
 @pytest.fixture
-def serve() -> Iterator[Serve]:
+def serve(seal: str) -> Iterator[Serve]:
     """Serves worlds. After the test each has nothing left that was begun, and is whole, as fsck says."""
     made: list[Served] = []
 
@@ -62,12 +70,12 @@ def serve() -> Iterator[Serve]:
         heap_bytes: int = 4 << 20, handlers: dict[int, Handler] | None = None, patience: float = SECONDS, **options: Any
     ) -> Served:
         world = nanokv.NanoKVCache(heap_bytes, **({"page_bytes": 4096} | options))
-        made.append(Served(world, serve_world(world, handlers, patience=patience), ExitStack()))
+        made.append(Served(world, serve_world(world, handlers, patience=patience, seal=seal), ExitStack(), seal))
         return made[-1]
 
     yield make
     breaches: list[Any] = []
-    for world, server, ends in made:
+    for world, server, ends, _ in made:
         ends.close()
         server.close()
         world.flush()

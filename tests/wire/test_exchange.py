@@ -310,9 +310,10 @@ def test_a_member_that_has_left_does_not_answer(served: Served) -> None:
 def test_who_is_meant_and_who_asks(served: Served) -> None:
     for to in (Sender(OWNER.id, OWNER.incarnation + 1), Sender("another.0", OWNER.incarnation)):
         with pytest.raises(Unanswered, match="refuses this member"):
-            WireClient(SECRET, ASKER, to, (served.server.local,)).ask(1, b"", SECONDS)
+            WireClient(SECRET, ASKER, to, (served.server.local,), seal=served.seal).ask(1, b"", SECONDS)
+    another = WireClient(b"another secret of tests", ASKER, OWNER, (served.server.local,), seal=served.seal)
     with pytest.raises(Unanswered, match="refuses this member"):
-        WireClient(b"another secret of tests", ASKER, OWNER, (served.server.local,)).ask(1, b"", SECONDS)
+        another.ask(1, b"", SECONDS)
     until(lambda: served.server.counts == {DropReason.STRANGER: 3}, "the refusals")
 
 

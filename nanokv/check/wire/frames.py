@@ -7,7 +7,7 @@ comes, the owner answers as a store does, or ends that connection; others are se
 import random
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
@@ -18,6 +18,7 @@ from nanokv.allocation.producer import ProducerAllocation
 from nanokv.check.report import CheckFailure, Row, tell
 from nanokv.check.wire.plain_wire import PlainWire, pull
 from nanokv.cluster.messages.sealed import Sender
+from nanokv.cluster.seals import SEALS
 from nanokv.cluster.wire.server import WireServer, World
 from nanokv.device.fabric.records import PULLED
 from nanokv.device.protocol.status import Status
@@ -42,7 +43,7 @@ Key = tuple[int, int]
 
 
 @contextmanager
-def _served() -> Iterator[tuple[nanokv.NanoKVCache, WireServer]]:
+def _served(seal: str) -> Iterator[tuple[nanokv.NanoKVCache, WireServer]]:
     """A world, and its end of the wire. Afterwards it has nothing left that was begun."""
     with ExitStack() as ends:
         world = ends.enter_context(nanokv.NanoKVCache(16 << 20, page_bytes=4096))
@@ -51,7 +52,7 @@ def _served() -> Iterator[tuple[nanokv.NanoKVCache, WireServer]]:
         routing = Routing(engine.heap, engine.machine, engine.allocation)
         served = World(engine.heap, engine.machine.table_address, engine.allocation, routing)
         handlers = {1: lambda sender, body: body}
-        server = WireServer(served, _OWNER, _SECRET, handlers, patience=0.5)
+        server = WireServer(served, _OWNER, _SECRET, handlers, patience=0.5, seal=seal)
         ends.callback(server.close)
         yield world, server
 
@@ -63,13 +64,13 @@ class _Asker:
         there: whether there is an object of a key; no entry: that is not known.
     """
 
-    def __init__(self, server: WireServer, seed: int) -> None:
-        self._server, self._chance = server, random.Random(seed)
+    def __init__(self, server: WireServer, seed: int, seal: str) -> None:
+        self._server, self._chance, self._seal = server, random.Random(seed), seal
         self.there: dict[Key, bool] = dict.fromkeys(((one, two) for one in range(_KEYS) for two in range(_KEYS)), False)
         self._wire = self._connected()
 
     def _connected(self) -> PlainWire:
-        return PlainWire(self._server.local, _SECRET, _ASKER, _OWNER)
+        return PlainWire(self._server.local, _SECRET, _ASKER, _OWNER, seal=self._seal)
 
     def close(self) -> None:
         """End the connection."""
@@ -128,16 +129,16 @@ class _Asker:
             records, keys = self._rows(kind, count)
             payload = b"" if chance.random() < 0.95 else payload
         frame = self._wire.frame(kind, count, records, payload, whole=kind == CALL.value)
-        fate = chance.random()
+        fate, raw = chance.random(), self._wire.raw(frame)
         if fate < 0.02:
-            bit = chance.randrange(8 * len(frame))
-            frame = frame[: bit // 8] + bytes([frame[bit // 8] ^ 1 << bit % 8]) + frame[bit // 8 + 1 :]
+            bit = chance.randrange(8 * len(raw))
+            raw = raw[: bit // 8] + bytes([raw[bit // 8] ^ 1 << bit % 8]) + raw[bit // 8 + 1 :]
         elif fate < 0.04:
-            self._wire.send(frame[: chance.randrange(len(frame))])
+            self._wire.send_raw(raw[: chance.randrange(len(raw))])
             self._anew()
             return
         try:
-            self._wire.send(frame)
+            self._wire.send_raw(raw)
             answer = self._wire.answer()
             if answer[0] == GO.value:
                 claimed = int((np.frombuffer(answer[2], PULLED.dtype)["status"] == _OK).sum())
@@ -185,15 +186,19 @@ class _Asker:
                     self.there.pop(key, None)
 
 
-def run_wire(frames: int, seed: int) -> list[Row]:
-    """Send so many frames of chance to an owner, judge each answer, and look at what is left.
+def run_wire(frames: int, seed: int, seals: Sequence[str] = SEALS) -> list[Row]:
+    """Send so many frames of chance to an owner, over a connection of each seal; judge each answer, and what is left.
 
     Args:
         seed: of all that is random.
     """
-    row = Row(PART, "frames of chance, fsck", unit="frames")
-    with row.timed(), _served() as (world, server):
-        asker = _Asker(server, seed)
+    return [_run(frames // len(seals), seed, seal) for seal in seals]
+
+
+def _run(frames: int, seed: int, seal: str) -> Row:
+    row = Row(PART, f"frames of chance, seal={seal!r}, fsck", unit="frames")
+    with row.timed(), _served(seal) as (world, server):
+        asker = _Asker(server, seed, seal)
         try:
             for number in range(frames):
                 if number and number % _TOLD == 0:
@@ -214,4 +219,4 @@ def run_wire(frames: int, seed: int) -> list[Row]:
         counts = {reason.name.lower(): count for reason, count in server.counts.items()}
         row.note = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
         row.numbers |= {name: float(count) for name, count in counts.items()}
-    return [row]
+    return row

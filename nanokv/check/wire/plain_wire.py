@@ -6,12 +6,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from nanokv.cluster.messages.sealed import Sender
-from nanokv.cluster.wire.handshake import WELCOME_BYTES, Greeting
+from nanokv.cluster.seals import ALL, HEADS
+from nanokv.cluster.wire import ciphers
+from nanokv.cluster.wire.handshake import OF_SEAL, WELCOME_BYTES, Greeting
 from nanokv.device.fabric.records import PULL, PULLED
 from nanokv.device.machines.native_code import wire_code
-from nanokv.device.wire.records import COVERED, GOT, HEAD, MAC, WANTED
+from nanokv.device.wire.records import COVERED, GOT, HEAD, MAC, MOST_PARCEL, PARCEL, WANTED
 
 _MASK = (1 << 64) - 1
 Bytes = bytes | bytearray
@@ -78,10 +82,52 @@ def wanted(key: tuple[int, int], room: int, *, any_size: int = 1) -> npt.NDArray
     return made
 
 
-class PlainWire:
-    """An asker's end, which sends whatever it is told."""
+class PlainParcels:
+    """One direction of a sealed connection: parcels, after the text of `device.wire.parcels`.
 
-    def __init__(self, address: str, secret: bytes, me: Sender, to: Sender, timeout: float = 20.0) -> None:
+    Args:
+        each: parcels of a key.
+    """
+
+    def __init__(self, key: bytes, each: int) -> None:
+        self._key, self._each, self._number = key, each, 0
+
+    def _next(self) -> tuple[AESGCM, bytes]:
+        """The cipher and the nonce of the next parcel."""
+        if self._number and self._number % self._each == 0:
+            self._key = AESGCM(self._key).encrypt(bytes(4) + bytes([0xFF] * 8), bytes(32), None)[:32]
+        self._number += 1
+        return AESGCM(self._key), struct.pack(">4xQ", self._number - 1)
+
+    def sealed(self, data: bytes) -> bytes:
+        """The next parcel, with up to MOST_PARCEL bytes in it."""
+        cipher, nonce = self._next()
+        made = cipher.encrypt(nonce, data, None)
+        return struct.pack("<q", len(data)) + made[-MAC:] + made[:-MAC]
+
+    def opened(self, head: bytes, body: bytes) -> bytes:
+        """The bytes in the next parcel.
+
+        Raises:
+            InvalidTag: it is not the next one, or was changed.
+        """
+        cipher, nonce = self._next()
+        return cipher.decrypt(nonce, body + head[-MAC:], None)
+
+
+class PlainWire:
+    """An asker's end, which sends whatever it is told.
+
+    Args:
+        seal: as of `ClusterOptions`. If it is "all", each `send` makes a parcel, or as many as its bytes need.
+
+    Attributes:
+        parcels: what seals the bytes that go; None: nothing does.
+    """
+
+    def __init__(
+        self, address: str, secret: bytes, me: Sender, to: Sender, timeout: float = 20.0, seal: str = HEADS
+    ) -> None:
         if address.startswith("unix:"):
             self.socket = socket.socket(socket.AF_UNIX)
             self.socket.settimeout(timeout)
@@ -89,9 +135,15 @@ class PlainWire:
         else:
             host, _, port = address.removeprefix("tcp://").rpartition(":")
             self.socket = socket.create_connection((host, int(port)), timeout)
-        greeting = Greeting(secret, me, to)
+        self.parcels: PlainParcels | None = None
+        self._opening: PlainParcels | None = None
+        self._opened = b""
+        greeting = Greeting(secret, me, to, OF_SEAL[seal])
         self.socket.sendall(greeting.hello)
         self.keys = greeting.keys(self.exactly(WELCOME_BYTES))
+        if seal == ALL:
+            each = ciphers.PARCELS_A_KEY
+            self.parcels, self._opening = PlainParcels(self.keys.asks, each), PlainParcels(self.keys.answers, each)
         self.sent = self.seen = 0
 
     def frame(
@@ -117,11 +169,21 @@ class PlainWire:
         head["kind"], head["count"], head["number"] = kind, count, self.sent if number is None else number
         head["payload"] = len(payload) if size is None else size
         covered = head.tobytes() + bytes(records) + (padded if whole or len(payload) <= COVERED.value else b"")
-        mac = siphash(self.keys.asks, covered) if tag is None else tag
+        mac = (siphash(self.keys.asks, covered) if self.parcels is None else bytes(MAC)) if tag is None else tag
         return head.tobytes() + bytes(records) + padded + mac
 
     def send(self, data: bytes) -> None:
         """Send bytes."""
+        self.send_raw(self.raw(data))
+
+    def raw(self, data: bytes) -> bytes:
+        """Bytes as `send` sends them: themselves, or the next parcels that bring them, all but the last one full."""
+        if self.parcels is None:
+            return data
+        return b"".join(self.parcels.sealed(data[at : at + MOST_PARCEL]) for at in range(0, len(data), MOST_PARCEL))
+
+    def send_raw(self, data: bytes) -> None:
+        """Send bytes past all seals."""
         self.socket.sendall(data)
 
     def answer(self) -> tuple[int, int, bytes]:
@@ -140,11 +202,24 @@ class PlainWire:
             covered = head + body[: count * each] + body[len(body) - count * 8 :]
         else:
             covered = head + body
-        assert siphash(self.keys.answers, covered) == mac
+        assert mac == (siphash(self.keys.answers, covered) if self._opening is None else bytes(MAC))
         return kind, count, body
 
     def exactly(self, count: int) -> bytes:
-        """Receive `count` bytes. Raises EOFError: the other end has closed."""
+        """Receive `count` bytes. Raises EOFError: the other end has closed, or sends what it has not sealed."""
+        if self._opening is None:
+            return self.exactly_raw(count)
+        while len(self._opened) < count:
+            head = self.exactly_raw(PARCEL.size)
+            try:
+                self._opened += self._opening.opened(head, self.exactly_raw(struct.unpack_from("<q", head)[0]))
+            except InvalidTag:
+                raise EOFError from None
+        found, self._opened = self._opened[:count], self._opened[count:]
+        return found
+
+    def exactly_raw(self, count: int) -> bytes:
+        """Receive `count` bytes as they come. Raises EOFError: the other end has closed."""
         data = b""
         while len(data) < count:
             try:

@@ -20,6 +20,7 @@ from nanokv.cluster.messages.counts import ReasonCounts
 from nanokv.cluster.messages.loop import Loop, Wake
 from nanokv.cluster.messages.sealed import Form, Message, Reason, Rejected, Seal, Sender, check_id, checked_sender
 from nanokv.cluster.resolving import when_known
+from nanokv.cluster.seals import HEADS
 from nanokv.errors import CacheClosed
 
 
@@ -67,6 +68,7 @@ class Publisher:
         local: publish at an abstract Unix socket too (`local_address`), for followers on the same host and in the same
             network namespace. Linux only.
         queue: events that wait for one follower; more are dropped, for that one.
+        seal: of the cluster.
 
     Raises:
         InvalidArgument: an argument is wrong.
@@ -83,8 +85,9 @@ class Publisher:
         *,
         local: bool = False,
         queue: int = QUEUE,
+        seal: str = HEADS,
     ) -> None:
-        self._seal, self._me = Seal(secret), checked_sender(me, incarnation)
+        self._seal, self._me = Seal(secret, seal), checked_sender(me, incarnation)
         self._process = os.getpid()
         self._lock = threading.RLock()  # a finalizer may publish while its thread does
         self._number = 0
@@ -153,6 +156,7 @@ class Subscriber:
         lost: gets the sender when it is heard for the first time or in a new incarnation, and when events of it were
             missed: before the listener gets what came after them. What it raises is logged.
         queue: events that wait for the listener, of each publisher.
+        seal: of the cluster.
 
     Raises:
         InvalidArgument: an argument is wrong.
@@ -165,8 +169,9 @@ class Subscriber:
         lost: Callable[[Sender], object],
         *,
         queue: int = QUEUE,
+        seal: str = HEADS,
     ) -> None:
-        self._seal = Seal(secret)
+        self._seal = Seal(secret, seal)
         self._listener, self._lost = listener, lost
         self._counts = ReasonCounts("a follower of events")
         self._changes: deque[tuple[str, str | None, str]] = deque()  # address, whom to follow, and where that is

@@ -23,7 +23,9 @@ from nanokv.cluster.messages import tcp, unix
 from nanokv.cluster.messages.replies import Refused, Unanswered
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.resolving import address_of
-from nanokv.cluster.wire.handshake import WELCOME_BYTES, Greeting, NoHandshake
+from nanokv.cluster.seals import ALL, HEADS
+from nanokv.cluster.wire.ciphers import Ciphers, libcrypto
+from nanokv.cluster.wire.handshake import OF_SEAL, WELCOME_BYTES, Greeting, NoHandshake
 from nanokv.device.fabric.records import PULL
 from nanokv.device.machines.native_code import wire_code
 from nanokv.device.machines.records import Descriptor, Words
@@ -44,6 +46,7 @@ from nanokv.device.wire.records import (
     MOST_CALL,
     MOST_KEYS,
     MOST_RECORDS,
+    PARCEL_ROOM,
     REMOVE,
     WANTED,
     WRONG,
@@ -71,6 +74,9 @@ class Unreached(Unanswered):
 class Connection:
     """One connection.
 
+    Args:
+        spin, seal: as of `WireClient`.
+
     Attributes:
         at: address of its CONNECTION record. scratch: address of room for a PULL, or for a GOT, a WANTED and a word.
         small: address of room for SMALL bytes. used: when it was last taken, by time.monotonic.
@@ -79,10 +85,12 @@ class Connection:
         OSError, NoHandshake: it cannot be made.
     """
 
-    def __init__(self, address: str, secret: bytes, me: Sender, to: Sender, until: float, spin: float) -> None:
+    def __init__(
+        self, address: str, secret: bytes, me: Sender, to: Sender, until: float, spin: float, seal: str
+    ) -> None:
         self.socket = connected(address, until)
         try:
-            greeting = Greeting(secret, me, to)
+            greeting = Greeting(secret, me, to, OF_SEAL[seal])
             self.socket.settimeout(max(until - time.monotonic(), 0.001))
             self.socket.sendall(greeting.hello)
             keys = greeting.keys(exactly(self.socket, WELCOME_BYTES, until))
@@ -98,12 +106,15 @@ class Connection:
         self._scratch = np.zeros(max(PULL.size, GOT.size + WANTED.size + WORD) // WORD, np.int64)
         row = self._record[0]
         row["fd"], row["asked"] = self.socket.fileno(), self._asked.ctypes.data
-        row["spin"], row["key_out"], row["key_in"] = (
-            int(spin * 1e9),
-            np.frombuffer(keys.asks, np.int64),
-            np.frombuffer(keys.answers, np.int64),
-        )
-        row["input"], row["output"] = (room.ctypes.data for room in self._rooms)
+        row["spin"] = int(spin * 1e9)
+        self._ciphers: Ciphers | None = None
+        if seal == ALL:
+            self._rooms.append(np.empty(PARCEL_ROOM, np.uint8))
+            self._ciphers = Ciphers(keys, asks=True)
+            self._ciphers.fill(row, self._rooms[-1].ctypes.data)
+        else:
+            row["key_out"], row["key_in"] = (np.frombuffer(key, np.int64) for key in keys)
+        row["input"], row["output"] = (room.ctypes.data for room in self._rooms[:2])
         self.at, self.scratch = int(self._record.ctypes.data), int(self._scratch.ctypes.data)
         self._words, self._got = words_of(self._record), words_of(self._scratch)
         self._small = np.empty(SMALL, np.uint8)  # untouched it takes no memory
@@ -137,6 +148,8 @@ class Connection:
     def close(self) -> None:
         """Close the socket. Nobody uses it any more."""
         shut(self.socket)
+        if self._ciphers is not None:
+            self._ciphers.close()
 
 
 class WireClient:
@@ -147,6 +160,10 @@ class WireClient:
         addresses: where it listens, the best first: "unix:name", "tcp://host:port".
         spin: seconds for which a thread looks for an answer before it sleeps.
         world: of that member, by its card; told to `learn` of `put_one`.
+        seal: of the cluster.
+
+    Raises:
+        LinkUnavailable: it is to be sealed, and the library for it is not there.
 
     All exchanges raise `Unanswered` if the member cannot be reached, or does not answer, and CacheClosed when this is
     closed. `timeout`: seconds that may pass without a byte.
@@ -160,9 +177,12 @@ class WireClient:
         addresses: tuple[str, ...],
         spin: float = 0.0,
         world: WorldId = _NO_WORLD,
+        seal: str = HEADS,
     ) -> None:
         self.to, self.world = to, world
-        self._secret, self._me, self._addresses, self._spin = secret, me, addresses, spin
+        self._secret, self._me, self._addresses, self._spin, self._seal = secret, me, addresses, spin, seal
+        if seal == ALL:
+            libcrypto()
         self._code = wire_code()
         self._code.require_common()
         self._put_one, self._get_one, self._get_any = (self._code[name] for name in ("put_one", "get_one", "get_any"))
@@ -205,7 +225,7 @@ class WireClient:
         until, why = time.monotonic() + timeout, "it has no address"
         for address in self._addresses:
             try:
-                made = Connection(address, self._secret, self._me, self.to, until, self._spin)
+                made = Connection(address, self._secret, self._me, self.to, until, self._spin, self._seal)
             except NoHandshake as error:
                 why = str(error)
             except TimeoutError:
@@ -421,7 +441,7 @@ def exactly(made: socket.socket, count: int, until: float) -> bytes:
         made.settimeout(max(until - time.monotonic(), 0.001))
         some = made.recv(count - len(data))
         if not some:
-            raise NoHandshake("who listens refuses this member: another secret, incarnation or version")
+            raise NoHandshake("who listens refuses this member: another secret, incarnation, version or seal")
         data += some
     return data
 

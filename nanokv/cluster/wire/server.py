@@ -33,10 +33,12 @@ from nanokv.cluster.messages import tcp, unix
 from nanokv.cluster.messages.counts import DropReason, ReasonCounts
 from nanokv.cluster.messages.replies import Handler, PendingReply, Reply
 from nanokv.cluster.messages.sealed import Sender, check_id
+from nanokv.cluster.seals import ALL, HEADS
 from nanokv.cluster.wire import handshake
+from nanokv.cluster.wire.ciphers import Ciphers, libcrypto
 from nanokv.cluster.wire.client import shut
 from nanokv.cluster.wire.guests import Guests
-from nanokv.cluster.wire.handshake import FRAMES, HELLO_BYTES, NoHandshake
+from nanokv.cluster.wire.handshake import GUEST, HELLO_BYTES, NoHandshake
 from nanokv.device.fabric.records import PULL
 from nanokv.device.machines.native_code import wire_code
 from nanokv.device.native.sockets import CAN_READ, CAN_WRITE, EVENT_BYTES, EVENT_DATA
@@ -57,6 +59,7 @@ from nanokv.device.wire.records import (
     OUTPUT_ROOM,
     READING,
     ROOMS,
+    SEALED_ROOMS,
     SERVE,
 )
 from nanokv.dtypes import DTYPE_BYTES
@@ -80,6 +83,8 @@ _TEXT_LIMIT = 300  #: characters of an error's text
 GRACE_NS = 5_000_000_000  #: for which nobody is silent that is handed back: till then both threads know of it
 _ADD = 1  # EPOLL_CTL_ADD
 _FULL = int(Status.FULL)
+_NO_CONNECTION = np.zeros(1, CONNECTION.dtype)[0]
+_NO_CONNECTION["fd"], _NO_CONNECTION["hosted"] = -1, 1
 
 
 class World(NamedTuple):
@@ -101,13 +106,16 @@ class _Stranger:
 class _Peer:
     """A connection of a member.
 
+    Args:
+        ciphers: None: it is not sealed.
+
     Attributes:
         answer: the body that goes, or went last: it stays until the connection is the host's again.
         pending: an answer that comes later; or a put that looks for room.
     """
 
-    def __init__(self, made: socket.socket, who: Sender, rooms: mmap.mmap) -> None:
-        self.socket, self.who, self.rooms = made, who, rooms
+    def __init__(self, made: socket.socket, who: Sender, rooms: mmap.mmap, ciphers: Ciphers | None) -> None:
+        self.socket, self.who, self.rooms, self.ciphers = made, who, rooms, ciphers
         self.answer: Any = None
         self.pending: PendingReply | None = None
 
@@ -124,6 +132,7 @@ class WireServer:
         port: 0: any that is free. folder: of the UNIX socket; "": it is in none.
         patience: seconds for which a connection may be silent when a question has begun.
         spin: seconds for which the native thread looks for more before it sleeps.
+        seal: of the cluster.
 
     Attributes:
         address: "tcp://host:port". local: of a UNIX socket, for processes of this host: see `messages.unix`.
@@ -131,6 +140,7 @@ class WireServer:
     Raises:
         InvalidArgument: an argument is wrong.
         OSError: the address is in use, or not of this host.
+        LinkUnavailable: it is to be sealed, and the library for it is not there.
     """
 
     def __init__(
@@ -145,14 +155,17 @@ class WireServer:
         folder: str = "",
         patience: float = 1.0,
         spin: float = 0.0,
+        seal: str = HEADS,
     ) -> None:
         check_id("the member's id", me.id)
         self._world, self._me, self._secret, self._handlers = world, me, secret, dict(handlers)
+        self._seal = seal
+        if seal == ALL:
+            libcrypto()
         self._code = wire_code()
         self._code.require_common()
         self._counts, self._failures = ReasonCounts(f"member {me.id}"), Seldom(_log)
-        self._records = np.zeros(MOST_CONNECTIONS, CONNECTION.dtype)
-        self._records["fd"], self._records["hosted"] = -1, 1
+        self._records = np.full(MOST_CONNECTIONS, _NO_CONNECTION, CONNECTION.dtype)
         self._queue = np.zeros(MOST_CONNECTIONS, np.int64)
         self._seen = 0
         self._peers: dict[int, _Peer] = {}  # by the number of the connection
@@ -317,8 +330,8 @@ class WireServer:
                 return
             if not some:
                 raise NoHandshake("it has closed")
-            asker, said = handshake.welcome(self._secret, self._me, stranger.hello)
-            comes_in = asker.purpose != FRAMES
+            asker, said = handshake.welcome(self._secret, self._me, stranger.hello, self._seal)
+            comes_in = asker.purpose == GUEST
             if comes_in and (self._guests is None or stranger.socket.family != socket.AF_UNIX):
                 raise NoHandshake("this world lets no guests in")
             if not self._free and not comes_in:
@@ -359,13 +372,19 @@ class WireServer:
     # --- connections ---
     def _add(self, made: socket.socket, who: Sender, keys: handshake.Keys) -> None:
         """Let the native thread attend to a connection."""
-        rooms = mmap.mmap(-1, ROOMS, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # untouched it takes no memory
+        sealed = self._seal == ALL
+        nbytes = SEALED_ROOMS if sealed else ROOMS
+        rooms = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # untouched it takes no memory
+        ciphers = Ciphers(keys, asks=False) if sealed else None
         number = self._free.pop()
-        self._peers[number] = _Peer(made, who, rooms)
+        self._peers[number] = _Peer(made, who, rooms, ciphers)
         at = ctypes.addressof(ctypes.c_char.from_buffer(rooms))
         row = np.zeros(1, CONNECTION.dtype)[0]
         row["hosted"], row["fd"] = 1, made.fileno()
-        row["key_in"], row["key_out"] = (np.frombuffer(key, np.int64) for key in keys)
+        if ciphers is None:
+            row["key_in"], row["key_out"] = (np.frombuffer(key, np.int64) for key in keys)
+        else:
+            ciphers.fill(row, at + ROOMS)
         row["input"], row["output"], row["pulls"] = at, at + INPUT_ROOM, at + INPUT_ROOM + OUTPUT_ROOM
         self._records[number] = row  # it was, and is, the host's: the native thread does not look at it meanwhile
         for box in (self._box, self._mine):
@@ -405,8 +424,9 @@ class WireServer:
         if peer.pending is not None:
             self._searches.remove(number)
             _abandon(peer.pending)
-        row = self._records[number]
-        row["fd"], row["input"], row["output"], row["pulls"] = -1, 0, 0, 0
+        self._records[number] = _NO_CONNECTION
+        if peer.ciphers is not None:
+            peer.ciphers.close()
         shut(peer.socket)
         self._free.append(number)
 

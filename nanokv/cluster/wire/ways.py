@@ -11,7 +11,7 @@ from nanokv.errors import CacheClosed
 
 
 class Ways:
-    """A client for each process of another node, by its incarnation. From any thread.
+    """A client for each process of another node, by its incarnation, with the seal of its card. From any thread.
 
     Args:
         secret: the cluster's. me: this member.
@@ -41,6 +41,7 @@ class Ways:
                 tuple(filter(None, addresses)),
                 self._spin,
                 card.world,
+                card.seal,
             )
             return self._clients.setdefault(card.incarnation, made)
 

@@ -28,6 +28,7 @@ from nanokv.arguments import (
 from nanokv.arguments import size as parsed_size
 from nanokv.cluster.membership import addresses
 from nanokv.cluster.options import WAYS, ClusterOptions
+from nanokv.cluster.seals import HEADS, SEALS
 from nanokv.config import Alloc
 from nanokv.errors import InvalidArgument
 from nanokv.heap import KINDS, HeapKind
@@ -41,6 +42,7 @@ Write = Literal["engine", "kernel"]
 CLUSTER_OPTIONS = {
     "node": "node",
     "link": "link",
+    "seal": "seal",
     "devices": "devices",
     "bind": "bind",
     "sockets": "sockets",
@@ -108,6 +110,7 @@ class Settings:
     )
     node: str = option(_TEXT, "", "this node's name; engines of one world give the same. Default: of the host")
     link: str = option(one_of(WAYS), "auto", f"what moves bytes between nodes: {', '.join(WAYS)}")
+    seal: str = option(one_of(SEALS), HEADS, "all: all bytes between nodes are enciphered, by AES-256-GCM; heads: none")
     devices: str = option(_TEXT, "lo", "the network device of the link, as eth0 or mlx5_0:1; or all")
     bind: str = option(_TEXT, "127.0.0.1", "the interface or address at which this node takes questions of others")
     sockets: str = option(

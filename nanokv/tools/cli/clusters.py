@@ -11,7 +11,7 @@ from nanokv.tools.cli.output import columns, console, print_json, size
 
 _BREACH, _LEFTOVERS, _UNSEEN = 1, 3, 2
 _NO_CARD: dict[str, Any] = {"node": None, "rank": None, "ranks": 0, "bytes": 0, "link": None}
-_NO_CARD |= {"guests": None, "address": None}
+_NO_CARD |= {"seal": None, "guests": None, "address": None}
 
 
 def is_cluster(name: str) -> bool:
@@ -54,7 +54,12 @@ def list_members(url: str, as_json: bool) -> None:
             answer = observer.ask(card, Kind.STATS)
             total = card.geometry.world_size * card.geometry.segment_bytes
             known = {"node": card.node, "rank": card.rank, "ranks": card.geometry.world_size, "bytes": total}
-            where = {"link": card.link or "wire", "guests": card.geometry.guests, "address": card.wire}
+            where = {
+                "link": card.link or "wire",
+                "seal": card.seal,
+                "guests": card.geometry.guests,
+                "address": card.wire,
+            }
             where["since"] = card.incarnation / 1e9
             rows.append({"name": name, "state": answer if isinstance(answer, str) else "alive"} | known | where)
     if as_json:
@@ -62,7 +67,7 @@ def list_members(url: str, as_json: bool) -> None:
         return
     screen = console()
     shown = [_member_row(row) for row in rows]
-    names = ("node", "rank", "ranks", "memory", "link", "guests", "address", "state")
+    names = ("node", "rank", "ranks", "memory", "link", "seal", "guests", "address", "state")
     for line in columns(screen, names, shown) if shown else ["no members"]:
         screen.print(line, soft_wrap=True)
 
@@ -70,9 +75,9 @@ def list_members(url: str, as_json: bool) -> None:
 def _member_row(row: dict[str, Any]) -> list[str]:
     known = {name: "-" if value is None else str(value) for name, value in row.items()}
     if row["node"] is None:
-        return [row["name"], "-", "-", "-", "-", "-", "-", row["state"]]
+        return [row["name"], "-", "-", "-", "-", "-", "-", "-", row["state"]]
     first = [known[name] for name in ("node", "rank", "ranks")]
-    return [*first, size(row["bytes"]), known["link"], known["guests"], known["address"], row["state"]]
+    return [*first, size(row["bytes"]), known["link"], known["seal"], known["guests"], known["address"], row["state"]]
 
 
 _SHOWN = ("ready", "pinned", "unfinished", "evicted", "refused", "lost", "corrupt")
@@ -90,7 +95,7 @@ def show_stats(url: str, as_json: bool) -> None:
             if isinstance(answer, str):
                 found.append({"name": name, "error": answer})
             else:
-                found.append({"name": name, "node": card.node} | answer)
+                found.append({"name": name, "node": card.node, "seal": card.seal} | answer)
     if as_json:
         print_json({"cluster": _shown(url), "at": time.time(), "members": found})
         return
