@@ -23,6 +23,7 @@ pieces      what an object in several extents would cost
 plan        t_plan
 replicas    what a put with copies costs, a copy made later, and a removal
 scaling     several producers put into the segments of several owners at once, each of them a process of its own
+seal        what it costs to encipher all that goes over the wire
 space       what size classes cost, in bytes and in time
 steps       where a put and a get of 1 KiB spend their time
 sweep       what the owner's sweep over all headers costs, and an index made from headers alone

@@ -2,7 +2,7 @@
 memory that is mapped.
 
 cluster     the public class; `paged`: an engine's paged cache across nodes
-options     its options
+options     its options; `seals`: how members protect what they send
 member      the parts of one member, opened and closed in order; members that have left; all that `stats` shows
 membership  who is there: etcd, or a folder
 card        what a member tells the others of itself; `place`: the host where it runs

@@ -98,11 +98,11 @@ def owner(serve: Callable[[PlainOwner], object], *, knows: bool = True) -> Itera
 
     knows: whether it knows the secret of the cluster.
     """
-    listener, address = unix.listener()
-    listener.settimeout(SECONDS)
+    listener = unix.Listener()
+    listener.socket.settimeout(SECONDS)
 
     def run() -> None:
-        made, _ = listener.accept()
+        made, _ = listener.socket.accept()
         with made, suppress(EOFError, ConnectionError):
             made.settimeout(SECONDS)
             asker, said = welcome(SECRET, OWNER, made.recv(HELLO_BYTES, socket.MSG_WAITALL))
@@ -111,7 +111,7 @@ def owner(serve: Callable[[PlainOwner], object], *, knows: bool = True) -> Itera
 
     thread = threading.Thread(target=run)
     thread.start()
-    client = WireClient(SECRET, ASKER, OWNER, (address,))
+    client = WireClient(SECRET, ASKER, OWNER, (listener.address,))
     try:
         yield client
     finally:

@@ -12,6 +12,7 @@ import torch
 
 from nanokv.check.wire.plain_wire import PlainWire, pull, wanted
 from nanokv.cluster.messages.counts import DropReason
+from nanokv.cluster.seals import ALL
 from nanokv.cluster.wire import server as wire_server
 from nanokv.cluster.wire.server import WireServer
 from nanokv.device.fabric.records import PULL, PULLED
@@ -109,6 +110,8 @@ MALFORMED = {
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_what_is_beyond_a_border_ends_its_connection(served: Served, name: str) -> None:
+    if served.seal == ALL and "covered" in name:
+        return  # a payload is covered by what it is enciphered with, and not by its frame: `test_seal`
     wire = served.plain()
     wire.send(MALFORMED[name](wire))
     assert wire.is_ended()

@@ -142,11 +142,11 @@ def tag(key: bytes, said: bytes) -> bytes:
 @contextmanager
 def owner(admit: Callable[[socket.socket, Keys], object]) -> Iterator[str]:
     """The address of an owner that does with its only guest, after the proof, what it is told."""
-    listener, address = unix.listener()
-    listener.settimeout(SECONDS)
+    listener = unix.Listener()
+    listener.socket.settimeout(SECONDS)
 
     def run() -> None:
-        made, _ = listener.accept()
+        made, _ = listener.socket.accept()
         with made, suppress(ConnectionError):
             made.settimeout(SECONDS)
             asker, said = welcome(SECRET, OWNER, made.recv(HELLO_BYTES, socket.MSG_WAITALL))
@@ -157,7 +157,7 @@ def owner(admit: Callable[[socket.socket, Keys], object]) -> Iterator[str]:
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        yield address
+        yield listener.address
     finally:
         thread.join()
         listener.close()
