@@ -537,6 +537,7 @@ def test_ports_of_a_range(make_cluster: MakeCluster) -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("link", ["wire"])
 def test_over_mooncakes_transfer_engine(make_cluster: MakeCluster) -> None:
     try:
         one, _ = make_cluster(link="mooncake")
