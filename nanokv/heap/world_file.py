@@ -321,17 +321,17 @@ class WorldFile:
         Raises:
             HeapUnavailable: the file cannot be opened, or the name means another one.
         """
-        fd = -1
         try:
             fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            if not os.path.samestat(os.fstat(fd), os.fstat(self.locks.fd)):
-                raise HeapUnavailable(f"{self.path} was replaced by hand")
-        except BaseException as error:
-            if fd >= 0:
-                os.close(fd)
-            if isinstance(error, OSError):
-                raise HeapUnavailable(f"{self.path} cannot be opened: {error}") from None
-            raise
+        except OSError as error:
+            raise HeapUnavailable(f"{self.path} cannot be opened: {error}") from None
+        try:
+            is_same = os.path.samestat(os.fstat(fd), os.fstat(self.locks.fd))
+        except OSError:  # this one is closed
+            is_same = False
+        if not is_same:
+            os.close(fd)
+            raise HeapUnavailable(f"{self.path} was replaced by hand, or this rank has left the world")
         return fd
 
 
