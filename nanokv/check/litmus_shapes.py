@@ -30,7 +30,7 @@ WORDS = tl.constexpr(4)  # lines per instance: X, Y, a flag or state, and the wo
 SEEN = tl.constexpr(3 * LINE)
 SECOND_SEEN = tl.constexpr(3 * LINE + 8)
 FLAG = tl.constexpr(2 * LINE)
-PATIENCE = tl.constexpr(1 << 22)  # looks for the other thread before going on without it
+PATIENCE = tl.constexpr(1 << 14)  # looks for the other thread, which may have no core now, before going on without it
 
 
 @triton.jit

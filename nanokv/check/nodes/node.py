@@ -86,7 +86,7 @@ class Looks:
 
     def as_dict(self) -> dict[str, Any]:
         """What it saw."""
-        return {"changes": list(self.changes), "last": self.last}
+        return {"changes": list(self.changes), "last": self.last, "wrong": self.wrong}
 
 
 class Members:

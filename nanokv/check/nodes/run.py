@@ -1,6 +1,7 @@
 """The rows of `nanokv check nodes`: how many faults of each kind, what they looked like, and whether all held."""
 
 import contextlib
+import math
 import os
 import random
 import secrets
@@ -67,8 +68,11 @@ class Lab:
         self.numbers = {name: number for number, name in enumerate(crew.names)}
         self.late: set[int] = set()  #: keys of earlier rounds that a late message may still put
 
-    def wait(self, what: str, is_so: Callable[[], bool]) -> None:
+    def wait(self, what: str, is_so: Callable[[], bool], missing: Callable[[], str] = str) -> None:
         """Wait until something is so.
+
+        Args:
+            missing: says what it lacks.
 
         Raises:
             CheckFailure: after PATIENCE seconds.
@@ -76,7 +80,7 @@ class Lab:
         end = time.monotonic() + PATIENCE
         while not is_so():
             if time.monotonic() > end:
-                raise CheckFailure(f"{what}: not within {PATIENCE:.0f} s")
+                raise CheckFailure(f"{what}: not within {PATIENCE:.0f} s {missing()}".rstrip())
             time.sleep(_LOOK)
 
     def homes(self, some: list[int]) -> dict[int, int]:
@@ -109,7 +113,7 @@ class Round:
         self._work()
         time.sleep(self._chance.uniform(*BEFORE))
         self._do_fault()
-        self._wait_until_all_is_well(self._ended)
+        self._wait_until_all_is_well(f"after {self._fault.name}, all nodes reach each other", self._ended)
         time.sleep(self._chance.uniform(*AFTER))
         wrong = self._each("pause")
         wrong += self._audit() + self._each("put_to_others", self._number)
@@ -134,7 +138,7 @@ class Round:
             self._show(name)
         for name in everybody:
             self._look(name)
-        self._lab.wait("all nodes reach each other", lambda: self._all_reach(0))
+        self._wait_until_all_is_well("all nodes reach each other", 0)
 
     def _all_know(self, names: list[str]) -> bool:
         return all(known == names for known in self._crew.ask_each("nodes").values())
@@ -145,9 +149,14 @@ class Round:
     def _look(self, name: str) -> None:
         self._crew.nodes[name].ask("watch", {other: key for other, key in self._canaries.items() if other != name})
 
-    def _all_reach(self, since: int) -> bool:
-        """Whether all nodes are members for all, and every one reads from every other one, in calls since a moment."""
-        return all(_is_well(saw, self._crew.names, since) for saw in self._crew.ask_each("seen").values())
+    def _wait_until_all_is_well(self, what: str, since: int) -> None:
+        """Wait until all nodes are members for all, and each reads from every other one, in calls since a moment (ns)."""
+
+        def missing() -> list[str]:
+            seen = self._crew.ask_each("seen")
+            return [f"{name}: {why}" for name, saw in seen.items() for why in _missing(saw, self._crew.names, since)]
+
+        self._lab.wait(what, lambda: not missing(), lambda: f"({'; '.join(missing())})")
 
     def _work(self, *names: str) -> None:
         """Let nodes work: these, or all."""
@@ -195,9 +204,6 @@ class Round:
             others
         )
 
-    def _wait_until_all_is_well(self, since: int) -> None:
-        self._lab.wait(f"after {self._fault.name}, all nodes reach each other", lambda: self._all_reach(since))
-
     # --- afterwards ---
     def _each(self, command: str, *arguments: Any) -> list[str]:
         """Have all nodes do something that tells what is wrong. Returns that, with their names."""
@@ -214,7 +220,7 @@ class Round:
         wrong: list[str] = []
 
         def is_read() -> bool:
-            self._wait_until_all_is_well(time.monotonic_ns())
+            self._wait_until_all_is_well("all nodes reach each other again", time.monotonic_ns())
             before = self._member_changes()
             wrong[:] = self._each("audit", folder, self._number, some, certain)
             return self._member_changes() == before
@@ -275,14 +281,17 @@ def _later(saw: dict[str, Any], begun: int) -> dict[str, Any]:
     return saw | {"members": [change for change in saw["members"] if change[0] >= begun]}
 
 
-def _is_well(saw: dict[str, Any], names: list[str], since: int) -> bool:
+def _missing(saw: dict[str, Any], names: list[str], since: int) -> list[str]:
+    """What a node's view lacks: members, the registry, or others that it reads from in a call since a moment (ns)."""
     members = saw["members"][-1][1] if saw["members"] else ""
-    looks = saw["looks"].values()
-    return (
-        members == ",".join(names)
-        and not saw["registry"]["is_away"]
-        and all(look["last"][0] > since and look["changes"] and look["changes"][-1][1] == "OK" for look in looks)
-    )
+    missing = [] if members == ",".join(names) else [f"its members are {members or 'none'}"]
+    missing += ["the registry is away"] if saw["registry"]["is_away"] else []
+    for other, look in saw["looks"].items():
+        sees = look["changes"][-1][1] if look["changes"] else "nothing"
+        if look["last"][0] <= since or sees != "OK":
+            age = (time.monotonic_ns() - look["last"][1]) / times.NS if look["last"][1] else math.inf
+            missing.append(f"it saw {sees} at {other}, last {age:.1f} s ago {look['wrong']}".rstrip())
+    return missing
 
 
 # --- the run ----------------------------------------------------------------------------------
