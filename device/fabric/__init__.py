@@ -6,6 +6,6 @@ rounds     the four rounds of a get, one function before and one after each tran
            say; `fetches`: where the bytes go, and whether they are right
 locations  where objects of other nodes lie, which saves two rounds
 pulls      the owner's side of a put from another host
-homes      which node is the home of a key
+homes      which node is the home of a key; `first_asked`: which one a get asks first
 nixl       all rounds in one call, over NIXL's C interface
 """

@@ -27,7 +27,7 @@ from nanokv.device.memory.triton import checksum_bytes, copy_bytes, store64, wor
 from nanokv.device.protocol.checksum import checksum
 from nanokv.device.protocol.header import epoch_of, load_descriptor, unlike
 from nanokv.device.protocol.status import OK, SIZE
-from nanokv.device.protocol.structs import Key
+from nanokv.device.protocol.structs import Descriptor, Key
 from nanokv.device.segment.host_records import WHAT_FORMAT
 from nanokv.device.segment.layout import (
     CHECKSUM_MASK,
@@ -145,11 +145,12 @@ def copy_each(work: tl.int64, count: tl.int64, targets: tl.int64, nbytes: tl.int
     Those of another size, or of another dtype or shape than a WHAT record says, become SIZE. Raw bytes have any; so has
     a record whose format is 0.
     """
+    wanted = load_descriptor(what + WHAT_FORMAT)
     i = word(0)
     while i < count:
         fetch = fetch_at(work, i)
         if field(fetch, F_STATUS) == OK:
-            if (field(fetch, F_HEADER + H_BYTES) == nbytes) & is_described_so(fetch + F_WHAT, what):
+            if (field(fetch, F_HEADER + H_BYTES) == nbytes) & is_described_so(fetch + F_WHAT, wanted):
                 copy_bytes(peek(targets, i), dst_of(work, fetch), nbytes)
             else:
                 store64(fetch + F_STATUS, word(SIZE), "relaxed")
@@ -175,8 +176,8 @@ def uses_of(work: tl.int64, count: tl.int64, uses: tl.int64) -> Any:
 
 
 @triton.jit
-def is_described_so(found: tl.int64, what: tl.int64) -> Any:
-    """Whether a descriptor that was read is that of a WHAT record: see `get.is_described`."""
-    has, wanted = load_descriptor(found), load_descriptor(what + WHAT_FORMAT)
+def is_described_so(found: tl.int64, wanted: Descriptor) -> Any:
+    """Whether a descriptor that was read, at an address, is the one that is wanted: see `get.is_described`."""
+    has = load_descriptor(found)
     any_kind = (wanted.kind == 0) | (((has.kind >> DTYPE_SHIFT) & DTYPE_MASK) == 0)
     return any_kind | (unlike(has, wanted) == 0)

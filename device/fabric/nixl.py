@@ -7,6 +7,8 @@ Without a progress thread UCX lets one thread at a time into an agent, and NIXL'
 see to that (1.5.1: SIGSEGV in `uct_tcp_iface_progress`). So each call takes the agent's lock, a word, for as long as it
 takes: while a thread waits for a slow peer others come in between.
 
+`get_into` is all of a get, from the caller's key to his tensor; it lets go of the interpreter's lock meanwhile.
+
 A caller passes the NIXL record of its own thread. A transfer that does not end in time stays in the record: its memory
 must be kept until `look_at` says so.
 """
@@ -16,13 +18,18 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.fabric.fetches import fetch_at
+from nanokv.device.fabric.fetches import fetch_at, is_described_so
 from nanokv.device.fabric.lines import field
+from nanokv.device.fabric.locations import recall
 from nanokv.device.fabric.records import (
     BROKEN,
     ENDED,
+    F_DST,
     F_HEADER,
+    F_KEY_CHECK,
+    F_KEY_HASH,
     F_STATUS,
+    F_WHAT,
     LATE,
     N_ADD,
     N_AGENT,
@@ -46,6 +53,7 @@ from nanokv.device.fabric.records import (
     ROW_HERE,
     ROW_NBYTES,
     ROW_THERE,
+    W_BASE,
     W_ROWS,
 )
 from nanokv.device.fabric.rounds import (
@@ -59,11 +67,16 @@ from nanokv.device.fabric.rounds import (
     take_headers,
     take_known,
 )
+from nanokv.device.memory.native_copy import memcpy
 from nanokv.device.memory.triton import cas64, store64, word
 from nanokv.device.native.c_calls import call1, call2, call3, call4, call7, give_way
 from nanokv.device.native.clock import monotonic_ns
 from nanokv.device.native.futex import relax
-from nanokv.device.protocol.status import OK
+from nanokv.device.native.keys import digest_of
+from nanokv.device.native.python_objects import release_lock, take_lock
+from nanokv.device.native.tensors import described
+from nanokv.device.protocol.status import MISS, OK, SIZE
+from nanokv.device.segment.host_records import NOT_ALIKE, UNUSUAL
 from nanokv.device.segment.layout import H_BYTES
 from nanokv.device.segment.world_table import World
 
@@ -234,3 +247,53 @@ def get_one(world: World, nixl: tl.int64, work: tl.int64, candidates: tl.int64, 
             answer, _ = fetch(world, nixl, work, word(1))
             whole = word(1)
     return answer, whole
+
+
+@triton.jit
+def get_into(
+    key: tl.int64,
+    tensor: tl.int64,
+    world: World,
+    nixl: tl.int64,
+    work: tl.int64,
+    candidates: tl.int64,
+    most: tl.int64,
+    table: tl.int64,
+    mask: tl.int64,
+    number: tl.int64,
+    hashing: tl.int64,
+    look: tl.int64,
+) -> Any:
+    """Read an object of a tensor's dtype and shape into it: (ENDED, BROKEN or LATE; a Status).
+
+    UNUSUAL, and nothing was read: Python must look at key and tensor, or it has more than `most` bytes. The object is
+    looked for first where the table of locations says, if that has the world as `number`. The bytes come to the room of
+    the WORK record, which is nobody else's, and are copied from there: what is given up may still write there.
+
+    Args:
+        hashing, look: addresses of a HASHING and a TENSOR record.
+    """
+    known, digest = digest_of(key, hashing)
+    target, nbytes, descriptor = described(tensor, look)
+    if (not known) | (target == NOT_ALIKE) | (nbytes > most):
+        return word(ENDED), word(UNUSUAL)
+    lock = release_lock()
+    one, answer, status = fetch_at(work, word(0)), word(ENDED), word(MISS)
+    store64(one + F_KEY_HASH, digest.hash, "relaxed")
+    store64(one + F_KEY_CHECK, digest.check, "relaxed")
+    store64(one + F_DST, word(0), "relaxed")
+    if recall(world, table, mask, work, word(1), number) == 1:
+        if field(one, F_HEADER + H_BYTES) == nbytes:
+            answer, _ = fetch(world, nixl, work, word(1))
+            status = field(one, F_STATUS)
+    if (answer == ENDED) & (status != OK):
+        store64(one + F_DST, word(0), "relaxed")
+        answer, _ = get_one(world, nixl, work, candidates, most)
+        status = field(one, F_STATUS)
+    if (answer == ENDED) & (status == OK):
+        if (field(one, F_HEADER + H_BYTES) == nbytes) & is_described_so(one + F_WHAT, descriptor):
+            memcpy(target, field(work, W_BASE), nbytes)
+        else:
+            status = word(SIZE)
+    take_lock(lock)
+    return answer, status

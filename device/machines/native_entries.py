@@ -2,6 +2,7 @@
 
 from nanokv.device.fabric import fetches, homes, locations, nixl, pulls
 from nanokv.device.fabric import rounds as fabric
+from nanokv.device.fabric.first_asked import first_asked
 from nanokv.device.machines.entries import ENTRIES, NativeEntry
 from nanokv.device.native.calls import get_now, plan_now, put_now
 from nanokv.device.native.keys import hash_each
@@ -76,11 +77,13 @@ FABRIC_ENTRIES = {
     # where keys belong
     "home_node": NativeEntry(homes.home_node, 1),
     "home_nodes": NativeEntry(homes.home_nodes, 0),
+    "first_asked": NativeEntry(first_asked, 1, objects=2),
     # all rounds, over NIXL
     "nixl_locate": NativeEntry(nixl.locate, 1),
     "nixl_look": NativeEntry(nixl.look, 1),
     "nixl_fetch": NativeEntry(nixl.fetch, 2),
     "nixl_get_one": NativeEntry(nixl.get_one, 2),
+    "nixl_get_into": NativeEntry(nixl.get_into, 2, objects=2),
     "nixl_begin": NativeEntry(nixl.begin, 1),
     "nixl_read_rows": NativeEntry(nixl.read_rows, 1),
     "nixl_look_at": NativeEntry(nixl.look_at, 1),

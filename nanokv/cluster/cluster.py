@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast, overload
+from typing import Any, NamedTuple, Self, TypeVar, cast, overload
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from nanokv.arguments import FLAG, FOREVER, integer, seconds
 from nanokv.cache.cache import NanoKVCache, listed_tensors
 from nanokv.cluster.changes import Listener
 from nanokv.cluster.fetched import FetchedObjects, FetchedTensor, Got
+from nanokv.cluster.first_asked import FirstAsked
 from nanokv.cluster.member import Member
 from nanokv.cluster.nodes import Node
 from nanokv.cluster.offering import storable
@@ -61,6 +62,14 @@ Asks = list[tuple[Node, Words]]  #: nodes, and the numbers of the keys for which
 Read = Callable[[Node, Words, bool], Words]
 
 
+class Asked(NamedTuple):
+    """What the node that was asked first has answered."""
+
+    node: Node
+    status: int | None  #: why it has no object
+    lost: PeerLost | None  #: or why there is no answer
+
+
 class NanoKVCluster:
     """A world, and those of other hosts, as one cache.
 
@@ -94,6 +103,7 @@ class NanoKVCluster:
         self.options = make_cluster_options(world.engine.heap.name, options)
         self.member = Member(world, cluster, self.options)  #: its parts, for the rest of the project
         self._hash = self.member.hash_of
+        self._first_asked = FirstAsked(world.engine.calls, self.member.locations, self.member.nodes)
         self._here = self.options.node
         self._open, self._process = True, os.getpid()
         self._has_compared = False  # generations
@@ -279,7 +289,20 @@ class NanoKVCluster:
         """
         if not self._open:
             self._check_open()
-        digest, engine = self._hash(key), self.world.engine
+        patience, engine, asked = self._patience(), self.world.engine, None
+        if reinterpret is False and (node := self._first_asked(key, dst)) is not None:
+            found, lost = None, None
+            try:
+                found = self.member.gets(node).get_at_once(node, key, patience, dst)
+            except PeerLost as error:  # another one may have it too
+                lost = error
+            if isinstance(found, torch.Tensor):
+                engine.traffic.get(_MISS, 0)  # on this node
+                self.member.counts.remote_gets += 1
+                return found
+            if found is not None or lost is not None:
+                asked = Asked(node, found, lost)
+        digest = self._hash(key)
         if (status := engine.allocation.exists(digest)) not in (_MISS, _NOT_READY):
             found = self.world.get(key, _ABSENT, dst=dst, reinterpret=reinterpret)
             if found is not _ABSENT:
@@ -289,7 +312,7 @@ class NanoKVCluster:
         if reinterpret is not False:
             check_reinterpret(reinterpret, dst)
         into = None if dst is None or reinterpret else self.world.engine.single.destination(dst)
-        got, node = self._get_elsewhere(digest, into)
+        got, node = self._get_elsewhere(digest, into, patience, asked)
         if isinstance(got, Got):
             if got.data is None:  # it is in `dst`
                 return dst
@@ -298,16 +321,20 @@ class NanoKVCluster:
             return default
         raise self._error(got, key, node)
 
-    def _get_elsewhere(self, digest: KeyDigest, into: torch.Tensor | None) -> tuple[Got | int, Node | None]:
+    def _get_elsewhere(
+        self, digest: KeyDigest, into: torch.Tensor | None, patience: Patience, asked: Asked | None
+    ) -> tuple[Got | int, Node | None]:
         """The object of a key on another node; or why there is none, and whose answer that is. Raises as `_ask_around`.
 
         It may go `into` a tensor that it suits at once.
 
         Where it is not any more where it was known to lie, that is no answer yet.
         """
-        member, patience = self.member, self._patience()
+        member = self.member
         member.counts.remote_gets += 1
         answer: tuple[Got | int, Node | None] = _MISS, None
+        if asked is not None and asked.status is not None:
+            answer = asked.status, asked.node
 
         def read(node: Node, is_known: bool) -> bool:
             nonlocal answer
@@ -321,7 +348,7 @@ class NanoKVCluster:
                 answer = got, node
             return False
 
-        self._ask_around(digest, read)
+        self._ask_around(digest, read, asked)
         return answer
 
     def _as_tensor(self, got: Got, key: Key, dst: torch.Tensor | None, reinterpret: bool) -> torch.Tensor:
@@ -361,23 +388,26 @@ class NanoKVCluster:
 
     __contains__ = exists
 
-    def _ask_around(self, digest: KeyDigest, has: Callable[[Node, bool], bool]) -> bool:
+    def _ask_around(self, digest: KeyDigest, has: Callable[[Node, bool], bool], asked: Asked | None = None) -> bool:
         """Ask the nodes that may have an object, one after the other, until one has it: whether one has.
 
-        has: asks a node, and whether it is asked only for what it is known to have.
+        Args:
+            has: asks a node, and whether it is asked only for what it is known to have.
+            asked: a node that was asked before, and is not again.
 
         Raises:
             PeerLost: one that may have it cannot be reached, and no other one has it.
         """
-        known, lost, silent = self._known(digest), None, None
-        if known is not None:
+        lost, silent = (None, None) if asked is None else (asked.lost, asked.node)
+        known = self._known(digest)
+        if known is not None and known is not silent:
             try:
                 if has(known, True):
                     return True
             except PeerLost as error:  # another one may have it too
-                lost, silent = error, known
+                lost, silent = lost or error, known
         for node in self._others(digest):
-            if node is silent:
+            if node is silent or (asked is not None and node is asked.node):
                 continue
             try:
                 if has(node, False):

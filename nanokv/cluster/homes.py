@@ -23,16 +23,17 @@ class Homes:
         self.nodes: Sequence[str] = tuple(sorted(nodes))
         seeds = [xxhash.xxh3_64_intdigest(node.encode()) for node in self.nodes]
         self._seeds = np.array(seeds, np.uint64).view(np.int64)
-        self._address, self._count = int(self._seeds.ctypes.data), len(self.nodes)
+        #: the address of the seeds, one for each node, and how many there are
+        self.seeds = int(self._seeds.ctypes.data), len(self.nodes)
         code = fabric_code()
         self._one, self._each = code["home_node"], code["home_nodes"]
 
     def of(self, key: KeyDigest) -> str:
         """The home of a key."""
-        return self.nodes[self._one(self._address, self._count, key[0])]
+        return self.nodes[self._one(*self.seeds, key[0])]
 
     def of_each(self, keys: Words) -> Words:
         """The place in `nodes` of the home of each key. keys: int64 [n, 2], contiguous."""
         found = np.empty(len(keys), np.int64)
-        self._each(self._address, self._count, keys.ctypes.data, len(keys), found.ctypes.data)
+        self._each(*self.seeds, keys.ctypes.data, len(keys), found.ctypes.data)
         return found

@@ -27,16 +27,20 @@ class Locations:
 
     Args:
         most: how many objects, rounded up to a power of two; 72 bytes each. 0: nobody will tell it of any.
+
+    Attributes:
+        at: the address of the table, and how many buckets it has, less one.
+        names: of the nodes of worlds, by their numbers in the table; "": of none.
     """
 
     def __init__(self, most: int) -> None:
         self._is_kept = most > 0
         buckets = 1 << max(-(-most // WAYS.value) - 1, 0).bit_length()
         self.table = np.zeros(buckets * WAYS.value, LOCATION.dtype)  #: hints: whoever reads a location looks there
-        self._address, self._mask = int(self.table.ctypes.data), buckets - 1
+        self.at = self._address, self._mask = int(self.table.ctypes.data), buckets - 1
         self._lock = threading.Lock()
         self._numbers: dict[WorldId, int] = {}
-        self._names: list[str] = [""]
+        self.names: list[str] = [""]
         self._code = fabric_code()
         self._node_of, self._size_of, self._learn_put = (
             self._code[name] for name in ("node_of", "size_of", "learn_put")
@@ -44,8 +48,8 @@ class Locations:
 
     def _number(self, world: WorldId) -> int:
         if world not in self._numbers:
-            self._names.append(world.node)
-            self._numbers[world] = len(self._names) - 1
+            self.names.append(world.node)
+            self._numbers[world] = len(self.names) - 1
         return self._numbers[world]
 
     def learn(self, world: WorldId, events: "np.ndarray[tuple[int], np.dtype[np.void]]") -> None:
@@ -94,7 +98,7 @@ class Locations:
 
     def node_of(self, key: KeyDigest) -> str | None:
         """The node that has the object of a key, as far as is known."""
-        return self._names[self._node_of(self._address, self._mask, key[0], key[1])] or None
+        return self.names[self._node_of(self._address, self._mask, key[0], key[1])] or None
 
     def size_of(self, key: KeyDigest) -> int:
         """How many bytes the object of a key has, as far as is known; 0: nothing is."""
@@ -105,9 +109,13 @@ class Locations:
         """The place of each key's node (int64 [n, 2]) in a list of names; 0: none is known."""
         found = np.empty(len(keys), np.int64)
         self._code["nodes_of"](self._address, self._mask, keys.ctypes.data, len(keys), found.ctypes.data)
-        return found, self._names
+        return found, self.names
+
+    def number_of(self, world: WorldId) -> int:
+        """The number of a world in the table; one that no entry has: nothing is known of it."""
+        return self._numbers.get(world, _UNKNOWN)
 
     def recall(self, world: RemoteWorld, workspace: Workspace, count: int) -> int:
         """Fill in the FETCHes of a workspace for a world: how many are OK; the others are MISS."""
-        number = self._numbers.get(world.id, _UNKNOWN)
+        number = self.number_of(world.id)
         return int(self._code["recall"](world.table, self._address, self._mask, workspace.work, count, number))

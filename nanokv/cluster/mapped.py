@@ -53,7 +53,7 @@ from nanokv.transfer.batched import BatchedTransfer
 from nanokv.transfer.descriptors import what_of
 from nanokv.transfer.object_calls import NativeRecords, checked_segment, object_calls
 from nanokv.transfer.single import TRIES, SingleTransfer
-from nanokv.types import KeyDigest
+from nanokv.types import Key, KeyDigest
 
 _log = logging.getLogger("nanokv.cluster")
 _seldom = Seldom(_log)
@@ -91,11 +91,12 @@ class StatusCalls:
         """Store a tensor after a first try was answered FULL by the rank that comes last."""
         return self._single.put(key, tensor, preferred, refused_by=more[-1])
 
-    def get(self, key: KeyDigest, *, dst: torch.Tensor | None = None) -> torch.Tensor | int:
+    def get(self, key: Key, *, dst: torch.Tensor | None = None) -> torch.Tensor | int:
         """A new tensor, or `dst`; or a Status."""
+        digest = self.hasher(key)
         if dst is not None:
-            return self._single.get_into(key, dst) or dst
-        found = self._single.get(key)
+            return self._single.get_into(digest, dst) or dst
+        found = self._single.get(digest)
         if not isinstance(found, int) and self._native is not None:
             self._native.see_new(found)
         return found
@@ -329,6 +330,20 @@ class MappedGets:
             if located.status == _OK and located.place.nbytes == found.nbytes:
                 descriptor = located.descriptor
         return Got(found.nbytes, descriptor, found)
+
+    def get_at_once(
+        self, node: Node, key: Key, patience: Patience, into: torch.Tensor | None = None
+    ) -> torch.Tensor | int | None:
+        """See `Gets`."""
+        world = self._worlds[node]
+        try:
+            found: torch.Tensor | int = world.get(key, dst=into) if into is not None else world.get(key)
+        except NanoKVError:
+            del world  # as in `get`
+            raise
+        if isinstance(found, torch.Tensor):
+            self._counts.read(1, found.nbytes)
+        return found
 
     def get_known(self, node: Node, key: KeyDigest, patience: Patience, into: torch.Tensor | None = None) -> Got | None:
         """See `Gets`."""

@@ -236,8 +236,10 @@ class Member:
         self.link_puts: RemotePuts | None = None
         self.puller: Puller | None = None
         if self.link.name:
-            rounds = rounds_over(self.link)
-            self.link_gets = RemoteGets(self.link, rounds, self.staging, self.locations, self.counts, timeout)
+            rounds = rounds_over(self.link, self.locations, engine.hasher)
+            self.link_gets = RemoteGets(
+                self.link, rounds, self.staging, self.locations, self.counts, engine.hasher, timeout
+            )
             self.link_puts = RemotePuts(
                 self.link, ways, self._wire_puts, self.shared_staging, self.registered, self.locations, timeout
             )

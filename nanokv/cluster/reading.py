@@ -26,9 +26,11 @@ from nanokv.device.fabric.records import FETCH
 from nanokv.device.machines.native_code import fabric_code
 from nanokv.device.machines.records import What, Words
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.host_records import UNUSUAL
 from nanokv.device.segment.layout import EPOCH_MASK, EPOCH_SHIFT, HEAP_CTL, MAX_DIMS, OBJ_HEADER, WORD
 from nanokv.errors import PeerLost
-from nanokv.types import KeyDigest
+from nanokv.keys.hashing import Hasher
+from nanokv.types import Key, KeyDigest
 
 # --- transfers from one node at a time: passes of rounds, and single copies ---
 # What is given up may go on: its memory is kept, and no other read uses it (`staging`).
@@ -42,6 +44,8 @@ TRIES = 16  #: how often a read begins anew because the object was replaced mean
 _OK, _MISS, _TORN, _CORRUPT = int(Status.OK), int(Status.MISS), int(Status.TORN), int(Status.CORRUPT)
 _GONE, _DOUBTFUL = int(GONE.value), int(DOUBTFUL.value)
 _AGAIN = (_TORN, int(Status.BUSY), _DOUBTFUL)
+_NOT_AT_ONCE = (int(UNUSUAL.value), int(Status.SIZE))
+_HOST = torch.device("cpu")
 _STATUS, _OWNER, _SLOT, _DST, _WHAT = (
     FETCH.offsets[name] // WORD for name in ("status", "owner", "slot", "dst", "what")
 )
@@ -62,11 +66,18 @@ class RemoteGets:
     """
 
     def __init__(
-        self, link: Link, rounds: Rounds, staging: Staging, locations: Locations, counts: MemberCounts, timeout: float
+        self,
+        link: Link,
+        rounds: Rounds,
+        staging: Staging,
+        locations: Locations,
+        counts: MemberCounts,
+        hasher: Hasher,
+        timeout: float,
     ) -> None:
         self._link, self._staging, self._timeout = link, staging, timeout
         self.rounds = rounds  #: of transfers, over the link
-        self._locations, self._counts = locations, counts
+        self._locations, self._counts, self._hasher = locations, counts, hasher
         self._code = fabric_code()
         self.note_use: Callable[[str, tuple[int, int, int]], None] = lambda node, use: None
         self.note_uses: Callable[[str, Words], None] = lambda node, uses: None
@@ -106,11 +117,44 @@ class RemoteGets:
         status: int = words[_STATUS]
         if status != _OK:
             return _checked(status)
+        nbytes = self._note_one(world, words)
+        data = ctypes.string_at(workspace.small, nbytes) if room is None else room.view(nbytes)
+        return Got(nbytes, tuple(words[_WHAT : _WHAT + 1 + MAX_DIMS]), data)
+
+    def _note_one(self, world: RemoteWorld, words: memoryview) -> int:
+        """Count the object of a workspace' first FETCH, and note its use. Returns its bytes."""
         self.note_use(world.name, (words[_OWNER], words[_SLOT], words[_STATE] >> _EPOCH_SHIFT & _EPOCH_MASK))
         nbytes: int = words[_NBYTES]
         self._counts.read(1, nbytes)
-        data = ctypes.string_at(workspace.small, nbytes) if room is None else room.view(nbytes)
-        return Got(nbytes, tuple(words[_WHAT : _WHAT + 1 + MAX_DIMS]), data)
+        return nbytes
+
+    def get_at_once(
+        self, node: Node, key: Key, patience: Patience, into: torch.Tensor | None = None
+    ) -> torch.Tensor | int | None:
+        """See `Gets`."""
+        if into is None:
+            digest = self._hasher(key)
+            got = self.get_known(node, digest, patience)
+            if got is None:
+                found = self.get(node, digest, patience)
+                if not isinstance(found, Got):
+                    return found
+                got = found
+            return got.tensor(_HOST)
+        for _ in range(TRIES):
+            status = self._pass(node, patience, self._get_into_once, key, into)
+            if status not in _AGAIN:
+                break
+        if status == _OK:
+            return into
+        return None if status in _NOT_AT_ONCE or status in _AGAIN else status
+
+    def _get_into_once(self, world: RemoteWorld, workspace: Workspace, key: Key, into: torch.Tensor) -> int:
+        workspace.into(None)
+        status = self.rounds.get_into(world, workspace, key, into, workspace.timeout)
+        if status == _OK:
+            self._note_one(world, workspace.words)
+        return _checked(status)
 
     def get_known(self, node: Node, key: KeyDigest, patience: Patience, into: torch.Tensor | None = None) -> Got | None:
         """An object that lies where the table of locations says, in two rounds; None: it does not (any more)."""

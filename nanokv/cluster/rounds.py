@@ -5,19 +5,27 @@ Over NIXL all rounds of a call are one call of native code. Over any other link 
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from nanokv.cluster.links.base import Link, LinkLost, State, Transfer
 from nanokv.cluster.links.nixl import NixlLink
 from nanokv.cluster.links.nixl_lane import Peer
+from nanokv.cluster.locations import Locations
 from nanokv.cluster.remote_world import RemoteWorld
-from nanokv.cluster.workspace import Workspace
+from nanokv.cluster.workspace import SMALL, Workspace
 from nanokv.device.fabric.records import BROKEN, ENDED, LATE
 from nanokv.device.machines.native_code import fabric_code
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.host_records import UNUSUAL
 from nanokv.device.segment.layout import OBJ_HEADER, WORD
+from nanokv.keys.hashing import Hasher
+from nanokv.transfer.host_tensors import native_look
+from nanokv.transfer.object_calls import hashing_record
+from nanokv.types import Key
 
 _ENDED, _BROKEN, _LATE = int(ENDED.value), int(BROKEN.value), int(LATE.value)
 _HEADER_BYTES = OBJ_HEADER.offsets["bytes_total"] // WORD
@@ -56,15 +64,24 @@ class Rounds(Protocol):
         """`locate` and `fetch` of the only FETCH. False: there is no object, or one of more than `most` bytes."""
         ...
 
+    def get_into(self, world: RemoteWorld, workspace: Workspace, key: Key, tensor: torch.Tensor, timeout: float) -> int:
+        """Read an object of a tensor's dtype and shape into it, where it is known to lie or wherever: a Status.
+
+        UNUSUAL: it takes other calls; it has more than SMALL bytes, or key or tensor are not the usual ones.
+        """
+        ...
+
 
 class NixlRounds:
     """Over NIXL."""
 
-    def __init__(self, link: NixlLink) -> None:
-        self._link = link
+    def __init__(self, link: NixlLink, locations: Locations, hasher: Hasher) -> None:
+        self._link, self._locations = link, locations
+        self._record, self._look_record = hashing_record(hasher), native_look().record
+        self._hashing = int(self._record.ctypes.data)
         code = fabric_code()
         self._locate, self._look = code["nixl_locate"], code["nixl_look"]
-        self._fetch, self._get_one = code["nixl_fetch"], code["nixl_get_one"]
+        self._fetch, self._get_one, self._get_into = (code[f"nixl_{name}"] for name in ("fetch", "get_one", "get_into"))
 
     def locate(self, world: RemoteWorld, workspace: Workspace, count: int, timeout: float) -> None:
         """See `Rounds`."""
@@ -84,6 +101,15 @@ class NixlRounds:
         """See `Rounds`."""
         workspace.aim(world.controls)
         return bool(self._run(self._get_one, world, timeout, workspace.work, workspace.candidates, most)[1])
+
+    def get_into(self, world: RemoteWorld, workspace: Workspace, key: Key, tensor: torch.Tensor, timeout: float) -> int:
+        """See `Rounds`."""
+        workspace.aim(world.controls)
+        locations = self._locations
+        rest = *locations.at, locations.number_of(world.id), self._hashing, self._look_record
+        code = partial(self._get_into, key, tensor)
+        status: int = self._run(code, world, timeout, workspace.work, workspace.candidates, SMALL, *rest)[1]
+        return status
 
     def _run(self, code: Callable[..., Any], world: RemoteWorld, timeout: float, *arguments: int) -> Any:
         """What native code answers: how its transfers ended, or that and a word."""
@@ -144,6 +170,10 @@ class LinkRounds:
         self.fetch(world, workspace, 1, timeout)
         return True
 
+    def get_into(self, world: RemoteWorld, workspace: Workspace, key: Key, tensor: torch.Tensor, timeout: float) -> int:
+        """See `Rounds`."""
+        return int(UNUSUAL.value)
+
     def _read(self, world: RemoteWorld, workspace: Workspace, count: int, timeout: float) -> None:
         if not count:
             return
@@ -169,6 +199,10 @@ def wait_for(transfer: Transfer, timeout: float) -> bool:
     return True
 
 
-def rounds_over(link: Link) -> Rounds:
-    """The rounds over a link, in the fastest way that it has."""
-    return NixlRounds(link) if isinstance(link, NixlLink) else LinkRounds(link)
+def rounds_over(link: Link, locations: Locations, hasher: Hasher) -> Rounds:
+    """The rounds over a link, in the fastest way that it has.
+
+    Args:
+        locations: what is known of other nodes. hasher: of this process' cache.
+    """
+    return NixlRounds(link, locations, hasher) if isinstance(link, NixlLink) else LinkRounds(link)

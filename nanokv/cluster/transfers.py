@@ -15,7 +15,7 @@ from nanokv.cluster.nodes import Node
 from nanokv.cluster.patience import Patience
 from nanokv.cluster.pull_message import Records
 from nanokv.device.machines.records import Terms, What, Words
-from nanokv.types import KeyDigest
+from nanokv.types import Key, KeyDigest
 
 Take = Callable[[Words, FetchedObjects | FetchedTensor], None]
 
@@ -30,6 +30,18 @@ class Gets(Protocol):
         """An object: its bytes; or MISS, NOT_READY or CORRUPT.
 
         into: a plain tensor to which the bytes may go at once, if they suit it. Then they are not in what is returned.
+        """
+        ...
+
+    def get_at_once(
+        self, node: Node, key: Key, patience: Patience, into: torch.Tensor | None = None
+    ) -> torch.Tensor | int | None:
+        """An object as a tensor of the host, or `into` one of its dtype and shape; or why there is none, as `get`.
+
+        None: the object, or what is asked for, is unusual: it must be looked for with `get`.
+
+        Args:
+            key: as the user wrote it: a str, bytes, or a digest.
         """
         ...
 

@@ -110,9 +110,10 @@ class ObjectCalls:
     Attributes:
         take: (key, address, room) -> the bytes that were copied; below 0: none.
         native: those of the public methods that are native calls, by name. A cache has them in its methods' place.
+        record: the address of their CALLS record, and what keeps that; None: there are no native calls.
     """
 
-    __slots__ = ("exists", "get", "native", "put", "remove", "take")
+    __slots__ = ("exists", "get", "native", "put", "record", "remove", "take")
 
     def __init__(self, python: CallsInPython) -> None:
         self.put: Callable[..., Any] = python.put
@@ -121,6 +122,7 @@ class ObjectCalls:
         self.remove: Callable[..., Any] = python.remove
         self.take: Callable[[Key, int, int], int] = python.take
         self.native: dict[str, Callable[..., Any]] = {}
+        self.record: tuple[int, object] | None = None
 
 
 def object_calls(python: CallsInPython, machine: Machine) -> ObjectCalls:
@@ -176,6 +178,7 @@ def _native_calls(python: CallsInPython, machine: NativeMachine, allocation: Pro
     held = (routing, hashing, look, objects, machine, xxhash.xxh3_128_digest)
     me = (int(calls.ctypes.data), held)
     chosen = ObjectCalls(python)
+    chosen.record = me
     for name in ("put", "get", "exists", "remove", "take"):
         if name == "get" and python.promotion:  # reads are counted, to promote objects: Python gets
             continue

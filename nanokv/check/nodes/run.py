@@ -150,7 +150,7 @@ class Round:
         self._crew.nodes[name].ask("watch", {other: key for other, key in self._canaries.items() if other != name})
 
     def _wait_until_all_is_well(self, what: str, since: int) -> None:
-        """Wait until all nodes are members for all, and each reads from every other one, in calls since a moment (ns)."""
+        """Wait until all nodes are members for all, and each reads from all others, in calls since a moment (ns)."""
 
         def missing() -> list[str]:
             seen = self._crew.ask_each("seen")

@@ -35,12 +35,13 @@ from nanokv.keys.hashing import Hasher
 from nanokv.transfer.descriptors import descriptor_of, is_plain
 from nanokv.transfer.host_tensors import all_in_host_memory, native_look
 from nanokv.transfer.object_calls import hashing_record
-from nanokv.types import KeyDigest
+from nanokv.types import Key, KeyDigest
 
 _OK, _MISS, _TORN, _SIZE, _FULL = (int(Status[name]) for name in ("OK", "MISS", "TORN", "SIZE", "FULL"))
 _AGAIN = (_TORN, int(Status.BUSY))
 _MOST_CLAIMED = 256 << 20  #: bytes of objects that are claimed at once, if they are more than one
 _HEADERS_SECONDS = 1.0  #: for each part of a header arena
+_HOST = torch.device("cpu")
 TRIES = 16  #: how often a get begins anew because the object was replaced meanwhile
 T = TypeVar("T")
 Work = Callable[[WireClient, float], T]
@@ -96,14 +97,14 @@ class WireGets(_Exchanges):
     ) -> None:
         super().__init__(ways)
         self._staging, self._locations, self._counts = staging, locations, counts
-        self._record, self._look = hashing_record(hasher), native_look().record
+        self._hasher, self._record, self._look = hasher, hashing_record(hasher), native_look().record
         self._hashing = int(self._record.ctypes.data)
 
     # --- one ---
     def get(self, node: Node, key: KeyDigest, patience: Patience, into: torch.Tensor | None = None) -> Got | int:
         """See `Gets`."""
-        if into is not None and (got := self._get_into(node, key, patience, into)) is not None:
-            return got
+        if into is not None and (status := self._get_into(node, key, patience, into)) is not None:
+            return Got(into.nbytes, (0,) * 8, None) if status == _OK else status
         nbytes = self._locations.size_of(key)  # of what nobody has told the size, more than SMALL bytes are asked twice
         if not 0 <= nbytes <= node.geometry.max_object_bytes:  # a torn entry
             nbytes = 0
@@ -124,8 +125,18 @@ class WireGets(_Exchanges):
                 return status
         return _MISS
 
-    def _get_into(self, node: Node, key: KeyDigest, patience: Patience, into: torch.Tensor) -> Got | int | None:
-        """`get` by one native call; None: the object does not suit the tensor, or Python must look at it."""
+    def get_at_once(
+        self, node: Node, key: Key, patience: Patience, into: torch.Tensor | None = None
+    ) -> torch.Tensor | int | None:
+        """See `Gets`."""
+        if into is not None:
+            status = self._get_into(node, key, patience, into)
+            return into if status == _OK else status
+        got = self.get(node, self._hasher(key), patience)
+        return got.tensor(_HOST) if isinstance(got, Got) else got
+
+    def _get_into(self, node: Node, key: Key, patience: Patience, into: torch.Tensor) -> int | None:
+        """Read an object by one native call: a Status; None: it does not suit the tensor, or Python must look at it."""
         hashing, look = self._hashing, self._look
         for _ in range(TRIES):
             status, _ = self._exchange(
@@ -137,7 +148,6 @@ class WireGets(_Exchanges):
                 break
         if status == _OK:
             self._counts.read(1, into.nbytes)
-            return Got(into.nbytes, (0,) * 8, None)
         return _MISS if status in _AGAIN else status
 
     def get_known(self, node: Node, key: KeyDigest, patience: Patience, into: torch.Tensor | None = None) -> Got | None:
