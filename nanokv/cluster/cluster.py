@@ -103,7 +103,7 @@ class NanoKVCluster:
         self.options = make_cluster_options(world.engine.heap.name, options)
         self.member = Member(world, cluster, self.options)  #: its parts, for the rest of the project
         self._hash = self.member.hash_of
-        self._first_asked = FirstAsked(world.engine.calls, self.member.locations, self.member.nodes)
+        self._first_asked = FirstAsked(self.member.locations, self.member.nodes)
         self._here = self.options.node
         self._open, self._process = True, os.getpid()
         self._has_compared = False  # generations
@@ -290,7 +290,7 @@ class NanoKVCluster:
         if not self._open:
             self._check_open()
         patience, engine, asked = self._patience(), self.world.engine, None
-        if reinterpret is False and (node := self._first_asked(key, dst)) is not None:
+        if reinterpret is False and (node := self._first_asked(engine.calls, key, dst)) is not None:
             found, lost = None, None
             try:
                 found = self.member.gets(node).get_at_once(node, key, patience, dst)

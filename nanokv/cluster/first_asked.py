@@ -11,22 +11,20 @@ from nanokv.transfer.object_calls import ObjectCalls
 class FirstAsked:
     """The node that most likely has the object of a key: where it is known to lie, or else the key's home.
 
-    Called with a key, and a destination or None, as the user wrote them. None: the object is on this node, or neither
-    is known; or key or destination are unusual (`device.native.objects`), or wrong.
-
-    Args:
-        calls: of this node's cache.
+    Called with the calls of this node's cache, which must be open, and with a key, and a destination or None, as the
+    user wrote them. None: the object is on this node, or neither is known; or key or destination are unusual
+    (`device.native.objects`), or wrong.
     """
 
-    def __init__(self, calls: ObjectCalls, locations: Locations, nodes: Nodes) -> None:
-        self._record, self._locations, self._nodes = calls.record, locations, nodes
+    def __init__(self, locations: Locations, nodes: Nodes) -> None:
+        self._locations, self._nodes = locations, nodes
         self._code = fabric_code()["first_asked"]
 
-    def __call__(self, key: Any, dst: Any) -> Node | None:
-        if self._record is None:
+    def __call__(self, calls: ObjectCalls, key: Any, dst: Any) -> Node | None:
+        if calls.record is None:
             return None
         homes, locations = self._nodes.homes[0], self._locations
-        found: int = self._code(key, dst, self._record[0], *locations.at, *homes.seeds)
+        found: int = self._code(key, dst, calls.record[0], *locations.at, *homes.seeds)
         if not found:
             return None
         return self._nodes.find(locations.names[found] if found > 0 else homes.nodes[-1 - found])
