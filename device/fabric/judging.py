@@ -31,6 +31,7 @@ from nanokv.device.segment.world_table import World, is_inside
 
 GONE = tl.constexpr(-1)  #: the answer of a fetch whose segment is not that of the card (any more)
 DOUBTFUL = tl.constexpr(-2)  #: of one whose header names impossible bytes: another look tells whether it stays so
+UNFIT = tl.constexpr(-3)  #: of a get whose key or tensor are not the usual ones, or that is too large: nothing was read
 
 
 @triton.jit

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.fabric.fetches import fetch_at, is_described_so
+from nanokv.device.fabric.judging import UNFIT
 from nanokv.device.fabric.lines import field
 from nanokv.device.fabric.locations import recall
 from nanokv.device.fabric.records import (
@@ -76,7 +77,7 @@ from nanokv.device.native.keys import digest_of
 from nanokv.device.native.python_objects import release_lock, take_lock
 from nanokv.device.native.tensors import described
 from nanokv.device.protocol.status import MISS, OK, SIZE
-from nanokv.device.segment.host_records import NOT_ALIKE, UNUSUAL
+from nanokv.device.segment.host_records import NOT_ALIKE
 from nanokv.device.segment.layout import H_BYTES
 from nanokv.device.segment.world_table import World
 
@@ -266,7 +267,7 @@ def get_into(
 ) -> Any:
     """Read an object of a tensor's dtype and shape into it: (ENDED, BROKEN or LATE; a Status).
 
-    UNUSUAL, and nothing was read: Python must look at key and tensor, or it has more than `most` bytes. The object is
+    UNFIT, and nothing was read: Python must look at key and tensor, or it has more than `most` bytes. The object is
     looked for first where the table of locations says, if that has the world as `number`. The bytes come to the room of
     the WORK record, which is nobody else's, and are copied from there: what is given up may still write there.
 
@@ -276,7 +277,7 @@ def get_into(
     known, digest = digest_of(key, hashing)
     target, nbytes, descriptor = described(tensor, look)
     if (not known) | (target == NOT_ALIKE) | (nbytes > most):
-        return word(ENDED), word(UNUSUAL)
+        return word(ENDED), word(UNFIT)
     lock = release_lock()
     one, answer, status = fetch_at(work, word(0)), word(ENDED), word(MISS)
     store64(one + F_KEY_HASH, digest.hash, "relaxed")

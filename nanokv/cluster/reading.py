@@ -21,12 +21,11 @@ from nanokv.cluster.rounds import Rounds, TransferLate, wait_for
 from nanokv.cluster.staging import Room, Staging
 from nanokv.cluster.statuses import is_one_of
 from nanokv.cluster.workspace import MOST_KEYS, SMALL, Workspace
-from nanokv.device.fabric.judging import DOUBTFUL, GONE
+from nanokv.device.fabric.judging import DOUBTFUL, GONE, UNFIT
 from nanokv.device.fabric.records import FETCH
 from nanokv.device.machines.native_code import fabric_code
 from nanokv.device.machines.records import What, Words
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.host_records import UNUSUAL
 from nanokv.device.segment.layout import EPOCH_MASK, EPOCH_SHIFT, HEAP_CTL, MAX_DIMS, OBJ_HEADER, WORD
 from nanokv.errors import PeerLost
 from nanokv.keys.hashing import Hasher
@@ -44,7 +43,7 @@ TRIES = 16  #: how often a read begins anew because the object was replaced mean
 _OK, _MISS, _TORN, _CORRUPT = int(Status.OK), int(Status.MISS), int(Status.TORN), int(Status.CORRUPT)
 _GONE, _DOUBTFUL = int(GONE.value), int(DOUBTFUL.value)
 _AGAIN = (_TORN, int(Status.BUSY), _DOUBTFUL)
-_NOT_AT_ONCE = (int(UNUSUAL.value), int(Status.SIZE))
+_NOT_AT_ONCE = (int(UNFIT.value), int(Status.SIZE))
 _HOST = torch.device("cpu")
 _STATUS, _OWNER, _SLOT, _DST, _WHAT = (
     FETCH.offsets[name] // WORD for name in ("status", "owner", "slot", "dst", "what")

@@ -17,10 +17,10 @@ from nanokv.cluster.links.nixl_lane import Peer
 from nanokv.cluster.locations import Locations
 from nanokv.cluster.remote_world import RemoteWorld
 from nanokv.cluster.workspace import SMALL, Workspace
+from nanokv.device.fabric.judging import UNFIT
 from nanokv.device.fabric.records import BROKEN, ENDED, LATE
 from nanokv.device.machines.native_code import fabric_code
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.host_records import UNUSUAL
 from nanokv.device.segment.layout import OBJ_HEADER, WORD
 from nanokv.keys.hashing import Hasher
 from nanokv.transfer.host_tensors import native_look
@@ -67,7 +67,7 @@ class Rounds(Protocol):
     def get_into(self, world: RemoteWorld, workspace: Workspace, key: Key, tensor: torch.Tensor, timeout: float) -> int:
         """Read an object of a tensor's dtype and shape into it, where it is known to lie or wherever: a Status.
 
-        UNUSUAL: it takes other calls; it has more than SMALL bytes, or key or tensor are not the usual ones.
+        UNFIT: it takes other calls; it has more than SMALL bytes, or key or tensor are not the usual ones.
         """
         ...
 
@@ -172,7 +172,7 @@ class LinkRounds:
 
     def get_into(self, world: RemoteWorld, workspace: Workspace, key: Key, tensor: torch.Tensor, timeout: float) -> int:
         """See `Rounds`."""
-        return int(UNUSUAL.value)
+        return int(UNFIT.value)
 
     def _read(self, world: RemoteWorld, workspace: Workspace, count: int, timeout: float) -> None:
         if not count:

@@ -114,7 +114,10 @@ def test_what_is_unusual_is_read_as_well(make_cluster: MakeCluster) -> None:
     assert torch.equal(raw.view(torch.float32), value)
     with torch.inference_mode():
         assert torch.equal(reader.get(key), value)
-    large, name = torch.arange(30_000, dtype=torch.int32), key_of(owner, "n0", "large")  # more than goes through a workspace
+    large, name = (
+        torch.arange(30_000, dtype=torch.int32),
+        key_of(owner, "n0", "large"),
+    )  # more than goes through a workspace
     owner.put(name, large)
     assert torch.equal(reader.get(name, dst=torch.zeros_like(large)), large) and torch.equal(reader.get(name), large)
 
