@@ -157,7 +157,7 @@ def test_more_keys_than_a_frame_has(served: Served, client: WireClient) -> None:
     assert np.flatnonzero(removed == OK).tolist() == [0, MOST_KEYS] and not served.world.exists(names[0])
 
 
-def test_messages(serve: Serve) -> None:
+def test_messages(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     class Slow:
         rest = 0.01
 
@@ -186,11 +186,12 @@ def test_messages(serve: Serve) -> None:
         client.ask(2, b"", SECONDS)
     with pytest.raises(Refused, match="no handler for messages of kind 9"):
         client.ask(9, b"", SECONDS)
-    with pytest.raises(InvalidArgument, match="at most"):
+    with pytest.raises(InvalidArgument, match=f"at most {MOST_CALL} bytes, not {MOST_CALL + 1}"):
         client.ask(1, bytes(MOST_CALL + 1), SECONDS)
     assert client.ask(3, b"", SECONDS) == b"late" and client.ask(4, b"", SECONDS) == b""
     counts = {reason.name: count for reason, count in served.server.counts.items()}
     assert counts == {"FAILED": 1, "NO_HANDLER": 1}
+    assert "a message of kind 2 from asker.0 failed: ValueError: no" in caplog.text  # whoever runs the owner reads it
 
 
 def test_a_large_answer(serve: Serve) -> None:
