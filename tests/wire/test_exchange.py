@@ -136,6 +136,17 @@ def test_an_owner_with_room_for_few_makes_room_or_says_full(serve: Serve) -> Non
         assert put(served, client, ["large"], [torch.zeros(1 << 20)]) == [Status.TOO_LARGE]
 
 
+def test_room_is_made_for_each_that_finds_none(serve: Serve) -> None:
+    """Also if the last one of a question finds some."""
+    served = serve(1 << 20)
+    for i in range(200):
+        served.world.put(f"k{i}", torch.zeros(3000))
+    served.world.remove("k199")
+    large, small = torch.ones(100_000), torch.ones(10)
+    assert put(served, served.client(), ["large", "small"], [large, small]) == [OK, OK]
+    assert torch.equal(served.world.get("large"), large) and torch.equal(served.world.get("small"), small)
+
+
 def test_times_count_from_when_they_come(served: Served) -> None:
     connection, second = served.plain(), 1_000_000_000
     for name, until_ns in (("short", second // 5), ("long", 1000 * second), ("for ever", 0)):
@@ -174,9 +185,16 @@ def test_messages(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     def fail(sender: Sender, body: bytes) -> bytes:
         raise ValueError("no\nmore of this is told")
 
+    class Untold(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    def fail_untold(*_: Any) -> bytes:
+        raise Untold
+
     slow = Slow()
     echo = lambda sender, body: sender.id.encode() + body  # noqa: E731
-    served = serve(handlers={1: echo, 2: fail, 3: lambda *_: slow, 4: lambda *_: None})
+    served = serve(handlers={1: echo, 2: fail, 3: lambda *_: slow, 4: lambda *_: None, 5: fail_untold})
     client = served.client()
     assert client.ask(1, b"", SECONDS) == b"asker.0"
     for size in (1, 7, 8, 9, 100, MOST_CALL):
@@ -184,13 +202,15 @@ def test_messages(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
         assert client.ask(1, body, SECONDS) == b"asker.0" + body
     with pytest.raises(Refused, match=r"^ValueError: no$"):
         client.ask(2, b"", SECONDS)
+    with pytest.raises(Refused, match=r"^Untold$"):
+        client.ask(5, b"", SECONDS)
     with pytest.raises(Refused, match="no handler for messages of kind 9"):
         client.ask(9, b"", SECONDS)
     with pytest.raises(InvalidArgument, match=f"at most {MOST_CALL} bytes, not {MOST_CALL + 1}"):
         client.ask(1, bytes(MOST_CALL + 1), SECONDS)
     assert client.ask(3, b"", SECONDS) == b"late" and client.ask(4, b"", SECONDS) == b""
     counts = {reason.name: count for reason, count in served.server.counts.items()}
-    assert counts == {"FAILED": 1, "NO_HANDLER": 1}
+    assert counts == {"FAILED": 2, "NO_HANDLER": 1}
     assert "a message of kind 2 from asker.0 failed: ValueError: no" in caplog.text  # whoever runs the owner reads it
 
 
