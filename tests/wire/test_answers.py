@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import nanokv
 from nanokv.check.wire.plain_wire import pull, siphash, wanted
 from nanokv.cluster.messages import unix
 from nanokv.cluster.messages.replies import Unanswered
@@ -38,6 +40,9 @@ from nanokv.device.wire.records import (
     STATUSES,
     WANTED,
 )
+from nanokv.transfer.host_tensors import native_look
+from nanokv.transfer.object_calls import hashing_record
+from nanokv.types import KeyDigest
 
 from .conftest import ASKER, OWNER, SECONDS, SECRET
 
@@ -317,6 +322,17 @@ def test_the_last_status_is_one() -> None:
         assert exists(client) == put(client) == [last]
         found = [get(client, room) for room in (8, 8, LARGE)]
     assert [status for ((status, _),) in found] == [last] * 3
+
+
+def test_python_goes_on_while_native_code_waits() -> None:
+    """The owner is a thread of this process: it needs the interpreter's lock."""
+    with nanokv.NanoKVCache(1 << 20, page_bytes=4096) as world:
+        record = hashing_record(world.engine.hasher)
+    hashing, look, there = int(record.ctypes.data), native_look().record, torch.zeros(8, dtype=torch.uint8)
+    with owner(answers(lambda it: it.frame(PUT_DONE, 1, pulled(OK)), few, few)) as client:
+        assert client.put_one("key", there, -1, hashing, look, SECONDS) == OK
+        assert client.get_one("key", there, hashing, look, SECONDS) == OK
+        assert client.get_any(KeyDigest(1, 2), 0, 0, hashing, SECONDS)[3] == bytes(there.numpy()) == b"8 bytes."
 
 
 def test_who_does_not_know_the_secret_is_no_owner() -> None:
