@@ -237,6 +237,16 @@ def test_a_world_that_has_closed_is_seen_at_once(world: nanokv.NanoKVCache) -> N
     guest.close()
 
 
+def test_a_world_that_has_ended_lets_nobody_in(world: nanokv.NanoKVCache) -> None:
+    """Who takes it over does not wait for a guest that comes as late as that."""
+    heap = world.engine.heap
+    assert isinstance(heap, LocalHeap)
+    file, geometry = heap.file_for_guest(), heap.geometry
+    world.close()
+    with pytest.raises(HeapUnavailable, match="all ranks of the world have ended"):
+        GuestHeap("a guest", file, geometry)
+
+
 def test_a_file_of_another_world_is_refused(world: nanokv.NanoKVCache) -> None:
     heap = world.engine.heap
     assert isinstance(heap, LocalHeap)
