@@ -594,6 +594,7 @@ def test_threads(make_cluster: MakeCluster) -> None:
     assert not wrong and one.stats()["remote_puts"] > 0 and not math.isnan(one.registry_away)
 
 
+@pytest.mark.parametrize("link", ["wire", "sealed"])
 def test_objects_of_one_call_go_in_one_frame(make_cluster: MakeCluster, calls: Calls) -> None:
     one, _ = make_cluster()
     put = calls.noted(WireClient, "put")

@@ -16,6 +16,7 @@ from nanokv.cluster.messages.replies import Refused, Unanswered
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.wire import client as wire_client
 from nanokv.cluster.wire.client import Connection, WireClient, shut
+from nanokv.cluster.wire.server import WireServer
 from nanokv.device.fabric.records import PULL
 from nanokv.device.machines.records import Words
 from nanokv.device.protocol.status import Status
@@ -136,15 +137,13 @@ def test_an_owner_with_room_for_few_makes_room_or_says_full(serve: Serve) -> Non
         assert put(served, client, ["large"], [torch.zeros(1 << 20)]) == [Status.TOO_LARGE]
 
 
-def test_room_is_made_for_each_that_finds_none(serve: Serve) -> None:
-    """Also if the last one of a question finds some."""
-    served = serve(1 << 20)
-    for i in range(200):
-        served.world.put(f"k{i}", torch.zeros(3000))
-    served.world.remove("k199")
-    large, small = torch.ones(100_000), torch.ones(10)
-    assert put(served, served.client(), ["large", "small"], [large, small]) == [OK, OK]
-    assert torch.equal(served.world.get("large"), large) and torch.equal(served.world.get("small"), small)
+def test_room_is_looked_for_though_the_last_object_finds_some(serve: Serve, calls: Calls) -> None:
+    served = serve()
+    looked = calls.noted(WireServer, "begin")
+    tensors = [*[torch.zeros(100_000)] * 20, torch.zeros(10)]
+    found = put(served, served.client(), [f"k{i}" for i in range(21)], tensors)
+    assert set(found) == {OK, FULL} and found[-1] == OK
+    assert len(looked) == found.count(FULL)
 
 
 def test_times_count_from_when_they_come(served: Served) -> None:
