@@ -15,6 +15,7 @@ from nanokv import Hold, NanoKVCache
 from nanokv.cluster import NanoKVCluster
 from nanokv.cluster.links.base import LinkUnavailable
 from nanokv.cluster.pulling import Pull
+from nanokv.cluster.wire.client import WireClient
 from nanokv.device.segment.layout import unpack
 from nanokv.errors import (
     CacheClosed,
@@ -591,6 +592,14 @@ def test_threads(make_cluster: MakeCluster) -> None:
     for thread in threads:
         thread.join()
     assert not wrong and one.stats()["remote_puts"] > 0 and not math.isnan(one.registry_away)
+
+
+@pytest.mark.parametrize("link", ["wire", "sealed"])
+def test_objects_of_one_call_go_in_one_frame(make_cluster: MakeCluster, calls: Calls) -> None:
+    one, _ = make_cluster()
+    put = calls.noted(WireClient, "put")
+    one.put_many([f"k{i}" for i in range(8)], torch.ones(8, 25), preferred_segment=("n1", 0))
+    assert [len(pulls) for _, pulls, _ in put] == [8]
 
 
 def test_reads_and_puts_are_counted_and_looks_are_not(make_cluster: MakeCluster) -> None:

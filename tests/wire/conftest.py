@@ -67,10 +67,15 @@ def serve(seal: str) -> Iterator[Serve]:
     made: list[Served] = []
 
     def make(
-        heap_bytes: int = 4 << 20, handlers: dict[int, Handler] | None = None, patience: float = SECONDS, **options: Any
+        heap_bytes: int = 4 << 20,
+        handlers: dict[int, Handler] | None = None,
+        patience: float = SECONDS,
+        spin: float = 0.0,
+        **options: Any,
     ) -> Served:
         world = nanokv.NanoKVCache(heap_bytes, **({"page_bytes": 4096} | options))
-        made.append(Served(world, serve_world(world, handlers, patience=patience, seal=seal), ExitStack(), seal))
+        server = serve_world(world, handlers, patience=patience, spin=spin, seal=seal)
+        made.append(Served(world, server, ExitStack(), seal))
         return made[-1]
 
     yield make

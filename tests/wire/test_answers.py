@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import nanokv
 from nanokv.check.wire.plain_wire import pull, siphash, wanted
 from nanokv.cluster.messages import unix
 from nanokv.cluster.messages.replies import Unanswered
@@ -38,6 +40,9 @@ from nanokv.device.wire.records import (
     STATUSES,
     WANTED,
 )
+from nanokv.transfer.host_tensors import native_look
+from nanokv.transfer.object_calls import hashing_record
+from nanokv.types import KeyDigest
 
 from .conftest import ASKER, OWNER, SECONDS, SECRET
 
@@ -307,10 +312,62 @@ def test_right_answers_are_taken() -> None:
         assert [status for status, _ in get_many(client)] == [SIZE]
 
 
+def test_the_last_status_is_one() -> None:
+    last = BEYOND - 1
+    statuses, done = (lambda it: it.frame(STATUSES, 1, words(last))), (lambda it: it.frame(PUT_DONE, 1, pulled(last)))
+    begins = lambda it: it.frame(GOT_THEM, 1, gots((last, 8)), b"", words(last), more=1)  # noqa: E731
+    with owner(
+        answers(statuses, done, begins, lambda it: few(it, last=last), lambda it: many(it, last=last))
+    ) as client:
+        assert exists(client) == put(client) == [last]
+        found = [get(client, room) for room in (8, 8, LARGE)]
+    assert [status for ((status, _),) in found] == [last] * 3
+
+
+def test_python_goes_on_while_native_code_waits() -> None:
+    """The owner is a thread of this process: it needs the interpreter's lock."""
+    with nanokv.NanoKVCache(1 << 20, page_bytes=4096) as world:
+        record = hashing_record(world.engine.hasher)
+    hashing, look, there = int(record.ctypes.data), native_look().record, torch.zeros(8, dtype=torch.uint8)
+    with owner(answers(lambda it: it.frame(PUT_DONE, 1, pulled(OK)), few, few)) as client:
+        assert client.put_one("key", there, -1, hashing, look, SECONDS) == OK
+        assert client.get_one("key", there, hashing, look, SECONDS) == OK
+        assert client.get_any(KeyDigest(1, 2), 0, 0, hashing, SECONDS)[3] == bytes(there.numpy()) == b"8 bytes."
+
+
 def test_who_does_not_know_the_secret_is_no_owner() -> None:
     says = "who listens does not know the secret of this cluster"
     with owner(answers(), knows=False) as client, pytest.raises(Unreached, match=says):
         exists(client)
+
+
+#: of each name the question, what would answer it, and how many bytes of that come before the owner goes
+HALF: dict[str, tuple[Callable[[WireClient], Any], Callable[[PlainOwner], bytes], tuple[int, ...]]] = {
+    "statuses": (exists, lambda it: it.frame(STATUSES, 1, words(OK)), (0, HEAD.size, -1)),
+    "of a put": (put, lambda it: it.frame(PUT_DONE, 1, pulled(OK)), (0, HEAD.size, -1)),
+    "that a put may go on": (large_put, go, (0, HEAD.size, -1)),
+    "few": (get_few, few, (0, HEAD.size, HEAD.size + GOT.size, -1)),
+    "many": (get_many, many, (0, HEAD.size, HEAD.size + GOT.size, HEAD.size + GOT.size + LARGE, -1)),
+    "a message's": (ask, lambda it: it.frame(CALLED, 1, payload=b"body"), (0, HEAD.size, -1)),
+}
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_half_an_answer_is_none(name: str) -> None:
+    question, made, parts = HALF[name]
+    for part in parts:
+
+        def serve(owner: PlainOwner) -> None:
+            owner.question()
+            owner.socket.sendall(made(owner)[:part])  # noqa: B023
+
+        with owner(serve) as client, pytest.raises(Unanswered, match="has gone"):
+            question(client)
+
+
+def test_who_does_not_answer_a_get_has_not() -> None:
+    with owner(lambda it: it.exactly(1 << 20)) as client, pytest.raises(Unanswered, match="did not answer"):
+        get(client, 8, timeout=0.3)
 
 
 def test_an_owner_that_goes_while_bytes_are_sent_has_gone() -> None:

@@ -336,6 +336,11 @@ def sleeps(name: str) -> bool:
     return Path(f"/proc/self/task/{number}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
+def stays_asleep(name: str) -> bool:
+    """Whether a thread of this process sleeps each time that one looks: who spins is seen at work."""
+    return all(sleeps(name) for _ in range(50))
+
+
 def test_answers_that_wait_one_after_the_other(serve: Serve) -> None:
     """And between them there is nothing to do: the loop sleeps."""
     served, nbytes = serve(64 << 20, page_bytes=65536), 8 << 20
@@ -349,6 +354,59 @@ def test_answers_that_wait_one_after_the_other(serve: Serve) -> None:
         wire.seen += 1
         assert ask_exists(wire) == MISS
         until(lambda: sleeps("nanokv-wire"), "the loop to have nothing to do")
+
+
+def test_ends_that_spin_sleep_when_nothing_comes(serve: Serve) -> None:
+    """Each looks for a moment, the asker for an answer that takes longer; else they would keep a core for ever."""
+    begun = threading.Event()
+
+    class Slow:
+        rest = 0.02
+
+        def poll(self) -> bytes | None:
+            begun.set()
+            return b"late" if stays_asleep("an asker") else None
+
+        def abandon(self) -> None:
+            pass
+
+    served = serve(handlers={1: lambda *_: Slow()}, spin=0.001)
+    client, found = served.client(spin=0.001), list[bytes]()
+    for _ in range(20):
+        assert client.exists(np.array([KEY]), SECONDS).tolist() == [MISS]
+    until(lambda: stays_asleep("nanokv-wire"), "the loop to have nothing to do")
+    thread = threading.Thread(target=lambda: found.append(client.ask(1, b"", SECONDS)), name="an asker")
+    thread.start()
+    assert begun.wait(SECONDS)
+    thread.join()
+    assert found == [b"late"]
+
+
+def test_who_looks_for_room_delays_nobody(serve: Serve, calls: Calls) -> None:
+    """It does so in turns, and a message that comes meanwhile is answered in between."""
+    sent, answered, order = threading.Event(), threading.Event(), list[str]()
+
+    def handler(*_: Any) -> bytes:
+        order.append("message")
+        answered.set()
+        return b"now"
+
+    def looks(*_: Any, **__: Any) -> None:
+        order.append("room")
+        assert sent.wait(SECONDS)
+        answered.wait(0.5)  # longer than a turn: the message has come, and its handler waits for this thread
+
+    served = serve(handlers={1: handler})
+    calls.before(served.world.engine.allocation, "begin", looks)
+    wire, other = served.plain(), served.plain()
+    many = [pull((i, i), 400_000, what=bytes_of(400_000)) for i in range(20)]
+    wire.send(wire.frame(OFFER.value, len(many), b"".join(each.tobytes() for each in many)))
+    until(lambda: order, "its first look for room")
+    other.send(other.frame(CALL.value, 1))
+    sent.set()
+    assert other.answer()[0] == CALLED.value
+    wire.answer()
+    assert order.count("room") > 8 and "message" in order[:4]
 
 
 def test_who_waits_for_a_handler_is_not_silent(serve: Serve) -> None:

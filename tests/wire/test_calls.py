@@ -1,5 +1,6 @@
 """Puts and gets of one object in one native call: what is left to Python, what is left behind, and waits that end."""
 
+import ctypes
 import threading
 from typing import Any
 
@@ -7,9 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from nanokv.cluster.wire.client import WireClient
+from nanokv.cluster.card import WorldId
+from nanokv.cluster.wire.client import SMALL, WireClient
+from nanokv.device.fabric.records import PULL
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.layout import WORD
 from nanokv.errors import CacheClosed
+from nanokv.transfer.descriptors import what_of
 from nanokv.transfer.host_tensors import native_look
 from nanokv.transfer.object_calls import hashing_record
 from nanokv.types import KeyDigest
@@ -18,6 +23,8 @@ from tests.support.until import until
 from .conftest import SECONDS, Serve, Served
 
 OK, MISS, DUPLICATE, SIZE = (int(Status[name]) for name in ("OK", "MISS", "DUPLICATE", "SIZE"))
+
+_WORDS, _STATUS = PULL.size // WORD, PULL.offsets["status"] // WORD
 
 
 class Caller:
@@ -28,9 +35,13 @@ class Caller:
         self._hashing = hashing_record(served.world.engine.hasher)
         self.hashing = int(self._hashing.ctypes.data)
         self.look = native_look().record
+        self.learned: list[int] = []  #: the statuses of puts of which it was told
 
     def put(self, key: Any, tensor: Any) -> int | None:
-        return self.client.put_one(key, tensor, -1, self.hashing, self.look, SECONDS)
+        return self.client.put_one(key, tensor, -1, self.hashing, self.look, SECONDS, self._learn)
+
+    def _learn(self, world: WorldId, at: int) -> None:
+        self.learned.append(int(np.ctypeslib.as_array((ctypes.c_int64 * _WORDS).from_address(at))[_STATUS]))
 
     def get(self, key: Any, tensor: Any) -> int | None:
         return self.client.get_one(key, tensor, self.hashing, self.look, SECONDS)
@@ -65,6 +76,35 @@ def test_a_call_leaves_nothing_to_the_next_one(served: Served) -> None:
     served.world.flush()
     assert all(served.world.exists(f"k{i}") for i in range(10))  # none has an end
     assert not served.world.engine.machine.labels(0, 0, 11)["group"].any()
+
+
+def test_where_an_object_lies_is_learned_if_it_is_there(served: Served) -> None:
+    caller, there = Caller(served), torch.zeros(100)
+    assert [caller.put("key", there) for _ in range(3)] == [OK, DUPLICATE, DUPLICATE]
+    assert caller.learned == [OK]
+
+
+def test_an_object_that_is_too_large_brings_no_byte(served: Served) -> None:
+    caller = Caller(served)
+    served.world.put("key", torch.ones(SMALL + 1, dtype=torch.uint8))
+    what = what_of(torch.uint8, torch.Size((SMALL + 1,))).descriptor
+    found = caller.client.get_any(served.world.digest("key"), 0, 0, caller.hashing, SECONDS)
+    assert found == (SIZE, SMALL + 1, what, b"")
+
+
+def test_a_call_that_fails_leaves_its_connection_and_says_why(served: Served) -> None:
+    """As Ctrl-C does, or an argument that native code does not take."""
+    caller, there, digest = Caller(served), torch.zeros(3, 4), served.world.digest("key")
+    wrong: Any = "no address"
+    for call in (
+        lambda: caller.client.put_one("key", there, -1, wrong, caller.look, SECONDS),
+        lambda: caller.client.get_one("key", there, wrong, caller.look, SECONDS),
+        lambda: caller.client.get_any(digest, 0, 0, wrong, SECONDS),
+    ):
+        assert caller.get("key", there) == MISS
+        with pytest.raises(TypeError):
+            call()
+        until(lambda: served.server.figures["wire_connections"] == 0, "the end of its connection")
 
 
 def test_a_client_that_closes_ends_waits_however_long_they_may_be(serve: Serve) -> None:

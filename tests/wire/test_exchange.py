@@ -16,6 +16,7 @@ from nanokv.cluster.messages.replies import Refused, Unanswered
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.wire import client as wire_client
 from nanokv.cluster.wire.client import Connection, WireClient, shut
+from nanokv.cluster.wire.server import WireServer
 from nanokv.device.fabric.records import PULL
 from nanokv.device.machines.records import Words
 from nanokv.device.protocol.status import Status
@@ -136,6 +137,15 @@ def test_an_owner_with_room_for_few_makes_room_or_says_full(serve: Serve) -> Non
         assert put(served, client, ["large"], [torch.zeros(1 << 20)]) == [Status.TOO_LARGE]
 
 
+def test_room_is_looked_for_though_the_last_object_finds_some(serve: Serve, calls: Calls) -> None:
+    served = serve()
+    looked = calls.noted(WireServer, "begin")
+    tensors = [*[torch.zeros(100_000)] * 20, torch.zeros(10)]
+    found = put(served, served.client(), [f"k{i}" for i in range(21)], tensors)
+    assert set(found) == {OK, FULL} and found[-1] == OK
+    assert len(looked) == found.count(FULL)
+
+
 def test_times_count_from_when_they_come(served: Served) -> None:
     connection, second = served.plain(), 1_000_000_000
     for name, until_ns in (("short", second // 5), ("long", 1000 * second), ("for ever", 0)):
@@ -157,7 +167,7 @@ def test_more_keys_than_a_frame_has(served: Served, client: WireClient) -> None:
     assert np.flatnonzero(removed == OK).tolist() == [0, MOST_KEYS] and not served.world.exists(names[0])
 
 
-def test_messages(serve: Serve) -> None:
+def test_messages(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     class Slow:
         rest = 0.01
 
@@ -174,9 +184,16 @@ def test_messages(serve: Serve) -> None:
     def fail(sender: Sender, body: bytes) -> bytes:
         raise ValueError("no\nmore of this is told")
 
+    class Untold(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    def fail_untold(*_: Any) -> bytes:
+        raise Untold
+
     slow = Slow()
     echo = lambda sender, body: sender.id.encode() + body  # noqa: E731
-    served = serve(handlers={1: echo, 2: fail, 3: lambda *_: slow, 4: lambda *_: None})
+    served = serve(handlers={1: echo, 2: fail, 3: lambda *_: slow, 4: lambda *_: None, 5: fail_untold})
     client = served.client()
     assert client.ask(1, b"", SECONDS) == b"asker.0"
     for size in (1, 7, 8, 9, 100, MOST_CALL):
@@ -184,13 +201,16 @@ def test_messages(serve: Serve) -> None:
         assert client.ask(1, body, SECONDS) == b"asker.0" + body
     with pytest.raises(Refused, match=r"^ValueError: no$"):
         client.ask(2, b"", SECONDS)
+    with pytest.raises(Refused, match=r"^Untold$"):
+        client.ask(5, b"", SECONDS)
     with pytest.raises(Refused, match="no handler for messages of kind 9"):
         client.ask(9, b"", SECONDS)
-    with pytest.raises(InvalidArgument, match="at most"):
+    with pytest.raises(InvalidArgument, match=f"at most {MOST_CALL} bytes, not {MOST_CALL + 1}"):
         client.ask(1, bytes(MOST_CALL + 1), SECONDS)
     assert client.ask(3, b"", SECONDS) == b"late" and client.ask(4, b"", SECONDS) == b""
     counts = {reason.name: count for reason, count in served.server.counts.items()}
-    assert counts == {"FAILED": 1, "NO_HANDLER": 1}
+    assert counts == {"FAILED": 2, "NO_HANDLER": 1}
+    assert "a message of kind 2 from asker.0 failed: ValueError: no" in caplog.text  # whoever runs the owner reads it
 
 
 def test_a_large_answer(serve: Serve) -> None:

@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import torch
 
 import nanokv
 from nanokv.cluster.messages import unix
@@ -51,6 +52,19 @@ def guest_of(world: nanokv.NanoKVCache) -> GuestHeap:
 def descriptors() -> int:
     """How many descriptors this process has."""
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def mappings() -> list[tuple[int, int, dict[str, str]]]:
+    """Begin and end of what this process has mapped, and what the system says about it."""
+    found: list[tuple[int, int, dict[str, str]]] = []
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            begin, end = (int(number, 16) for number in match.groups())
+            found.append((begin, end, {}))
+        else:
+            name, _, value = line.partition(":")
+            found[-1][2][name] = value
+    return found
 
 
 # --- the owner's door ---
@@ -223,6 +237,16 @@ def test_a_world_that_has_closed_is_seen_at_once(world: nanokv.NanoKVCache) -> N
     guest.close()
 
 
+def test_a_world_that_has_ended_lets_nobody_in(world: nanokv.NanoKVCache) -> None:
+    """Who takes it over does not wait for a guest that comes as late as that."""
+    heap = world.engine.heap
+    assert isinstance(heap, LocalHeap)
+    file, geometry = heap.file_for_guest(), heap.geometry
+    world.close()
+    with pytest.raises(HeapUnavailable, match="all ranks of the world have ended"):
+        GuestHeap("a guest", file, geometry)
+
+
 def test_a_file_of_another_world_is_refused(world: nanokv.NanoKVCache) -> None:
     heap = world.engine.heap
     assert isinstance(heap, LocalHeap)
@@ -237,14 +261,22 @@ def test_a_file_of_another_world_is_refused(world: nanokv.NanoKVCache) -> None:
         GuestHeap("a guest", empty, heap.geometry)
 
 
+def test_a_guest_finds_the_pages_that_are_used(world: nanokv.NanoKVCache) -> None:
+    """Before it needs them: to find one takes longer than a small put."""
+    world.put("key", torch.zeros(400_000, dtype=torch.uint8))
+    guest = guest_of(world)
+
+    def found() -> int:
+        (about,) = (each for begin, end, each in mappings() if begin <= guest.bases[0] < end)
+        return int(about["Rss"].split()[0])
+
+    until(lambda: found() > 390, "its pages")
+    guest.close()
+
+
 def test_a_child_of_a_fork_does_not_have_the_memory(world: nanokv.NanoKVCache) -> None:
     """Else the memory of a world that has gone would stay as long as the child."""
     guest = guest_of(world)
-    found = []
-    for line in Path("/proc/self/smaps").read_text().split("\n"):
-        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
-            begin, end = (int(number, 16) for number in match.groups())
-        elif line.startswith("VmFlags:") and begin <= guest.bases[0] < end:
-            found.append(line.split())
-    assert len(found) == 1 and "dc" in found[0]  # which is: a fork does not copy it
+    (about,) = (each for begin, end, each in mappings() if begin <= guest.bases[0] < end)
+    assert "dc" in about["VmFlags"].split()  # which is: a fork does not copy it
     guest.close()

@@ -1,10 +1,12 @@
 """Sealed connections: what goes is AES-256-GCM as its text says, and what was changed on its way is never taken."""
 
 import logging
+import mmap
 import socket
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,6 +93,11 @@ class Asker:
         how = wire_code()["receive_called"](at, int(room.ctypes.data))
         return how, room[HEAD.size : HEAD.size + size].tobytes()
 
+    @property
+    def key(self) -> bytes:
+        """What is in the room for the next key."""
+        return bytes(self._record[0]["key"].tobytes())
+
     def close(self) -> None:
         self.here.close()
         self.there.close()
@@ -148,6 +155,7 @@ def test_keys_move_on_as_noise_has_it(asker: Callable[[int], Asker], each: int) 
         assert one.call(body) == (DONE.value, body)
         raw = one.there.recv(1 << 16)
         assert AESGCM(keys[0]).decrypt(nonce, raw[24:] + raw[8:24], None) == frame(CALL.value, number + 1, body)
+        assert one.key == bytes(32)  # it is in the context, and nowhere else
 
 
 def test_a_parcel_of_no_byte_or_too_many_is_none(asker: Callable[[int], Asker]) -> None:
@@ -393,6 +401,21 @@ def test_contexts_are_freed_with_their_connections(serve: Serve, calls: Calls) -
     client.close()
     until(lambda: served.server.figures["wire_connections"] == 0, "their ends")
     assert len(freed) == len(made)
+
+
+def test_what_is_freed_takes_no_memory() -> None:
+    def resident() -> int:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * mmap.PAGESIZE
+
+    def make(count: int) -> None:
+        for _ in range(count):
+            Ciphers(KEYS, asks=True).close()
+
+    make(100)
+    before = resident()
+    make(20_000)
+    assert resident() - before < 4 << 20  # of 20 MiB and more
 
 
 def test_a_turn_of_many_objects_of_several_connections(serve: Serve) -> None:
