@@ -139,8 +139,9 @@ def test_a_guest_that_leaves_makes_room_for_another(
     limits(mapped, REFUSED_SECONDS=0.5)
     caplog.set_level(logging.INFO)
     (owner,) = make_cluster(1, world={"guests": 1})
-    first, second = make_cluster(2)
+    (first,) = make_cluster(1)
     map_others(first)
+    (second,) = make_cluster(1)  # now: a member that joins looks what others have, and asks to be let in
     for each in (first, second):
         exchange(each, owner, each.node)
     until(lambda: "the world has guests=1, and all are there" in caplog.text)
