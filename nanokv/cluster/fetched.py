@@ -13,6 +13,7 @@ from nanokv.device.machines.records import Descriptor, Words
 from nanokv.transfer.descriptors import flat_bytes, shape_of
 
 Bytes = npt.NDArray[np.uint8]
+_MOST_KINDS = 64
 
 
 class Got(NamedTuple):
@@ -71,6 +72,35 @@ def _address_of(tensor: torch.Tensor) -> int:
         return tensor.data_ptr()
     except RuntimeError:
         return 0
+
+
+class Kinds:
+    """The dtype and shape that objects of a size had when they were last read. From any thread.
+
+    Most caches hold blocks of one kind. So who knows how many bytes an object has makes a tensor of that kind, into
+    which it is read; if it is of another kind after all, it is read once more.
+    """
+
+    def __init__(self) -> None:
+        self._likes: dict[int, torch.Tensor] = {}
+
+    def new(self, nbytes: int) -> torch.Tensor | None:
+        """A new tensor of the host for an object of so many bytes; None: none was read lately."""
+        like = self._likes.get(nbytes)
+        return None if like is None else torch.empty_like(like)
+
+    def see(self, made: torch.Tensor | None) -> None:
+        """Remember the kind of a tensor that was made for an object."""
+        if made is None or type(made) is not torch.Tensor or not made.nbytes or made.nbytes in self._likes:
+            return
+        if len(self._likes) >= _MOST_KINDS:
+            self._likes.clear()
+        with torch.inference_mode(False), plainly():
+            self._likes[made.nbytes] = torch.empty((), dtype=made.dtype).expand(made.shape)
+
+    def forget(self, nbytes: int) -> None:
+        """An object of so many bytes was of another kind."""
+        self._likes.pop(nbytes, None)
 
 
 class Memory(Protocol):

@@ -11,7 +11,7 @@ import torch
 
 from nanokv.cluster.card import WorldId
 from nanokv.cluster.counts import MemberCounts
-from nanokv.cluster.fetched import FetchedObjects, Got
+from nanokv.cluster.fetched import FetchedObjects, Got, Kinds
 from nanokv.cluster.links.base import Link, LinkLost, State
 from nanokv.cluster.locations import Locations
 from nanokv.cluster.nodes import Node
@@ -26,7 +26,16 @@ from nanokv.device.fabric.records import FETCH
 from nanokv.device.machines.native_code import fabric_code
 from nanokv.device.machines.records import What, Words
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.layout import EPOCH_MASK, EPOCH_SHIFT, HEAP_CTL, MAX_DIMS, OBJ_HEADER, WORD
+from nanokv.device.segment.layout import (
+    DTYPE_MASK,
+    DTYPE_SHIFT,
+    EPOCH_MASK,
+    EPOCH_SHIFT,
+    HEAP_CTL,
+    MAX_DIMS,
+    OBJ_HEADER,
+    WORD,
+)
 from nanokv.errors import PeerLost
 from nanokv.keys.hashing import Hasher
 from nanokv.types import Key, KeyDigest
@@ -45,6 +54,7 @@ _GONE, _DOUBTFUL = int(GONE.value), int(DOUBTFUL.value)
 _AGAIN = (_TORN, int(Status.BUSY), _DOUBTFUL)
 _NOT_AT_ONCE = (int(UNFIT.value), int(Status.SIZE))
 _HOST = torch.device("cpu")
+_DTYPE: int = DTYPE_MASK.value << DTYPE_SHIFT.value
 _STATUS, _OWNER, _SLOT, _DST, _WHAT = (
     FETCH.offsets[name] // WORD for name in ("status", "owner", "slot", "dst", "what")
 )
@@ -76,7 +86,7 @@ class RemoteGets:
     ) -> None:
         self._link, self._staging, self._timeout = link, staging, timeout
         self.rounds = rounds  #: of transfers, over the link
-        self._locations, self._counts, self._hasher = locations, counts, hasher
+        self._locations, self._counts, self._hasher, self._kinds = locations, counts, hasher, Kinds()
         self._code = fabric_code()
         self.note_use: Callable[[str, tuple[int, int, int]], None] = lambda node, use: None
         self.note_uses: Callable[[str, Words], None] = lambda node, uses: None
@@ -132,26 +142,47 @@ class RemoteGets:
     ) -> torch.Tensor | int | None:
         """See `Gets`."""
         if into is None:
-            digest = self._hasher(key)
-            got = self.get_known(node, digest, patience)
-            if got is None:
-                found = self.get(node, digest, patience)
-                if not isinstance(found, Got):
-                    return found
-                got = found
-            return got.tensor(_HOST)
+            return self._get_new(node, self._hasher(key), patience)
+        return self._get_into(node, key, patience, into, exact=False)
+
+    def _get_new(self, node: Node, key: KeyDigest, patience: Patience) -> torch.Tensor | int | None:
+        nbytes = self._locations.size_of(key)
+        made = self._kinds.new(nbytes) if nbytes <= SMALL else None
+        if made is not None:
+            found = self._get_into(node, key, patience, made, exact=True)
+            if found is not None:
+                return found
+            self._kinds.forget(nbytes)
+        got = self.get_known(node, key, patience) or self.get(node, key, patience)
+        if not isinstance(got, Got):
+            return got
+        made = got.tensor(_HOST)
+        self._kinds.see(made)
+        return made
+
+    def _get_into(
+        self, node: Node, key: Key, patience: Patience, into: torch.Tensor, *, exact: bool
+    ) -> torch.Tensor | int | None:
+        """Read an object of a tensor's kind by one native call; or why there is none; None: Python must look at it.
+
+        exact: bytes without a dtype and a shape do not suit.
+        """
         for _ in range(TRIES):
-            status = self._pass(node, patience, self._get_into_once, key, into)
+            status = self._pass(node, patience, self._get_into_once, key, into, exact)
             if status not in _AGAIN:
                 break
         if status == _OK:
             return into
         return None if status in _NOT_AT_ONCE or status in _AGAIN else status
 
-    def _get_into_once(self, world: RemoteWorld, workspace: Workspace, key: Key, into: torch.Tensor) -> int:
+    def _get_into_once(
+        self, world: RemoteWorld, workspace: Workspace, key: Key, into: torch.Tensor, exact: bool
+    ) -> int:
         workspace.into(None)
         status = self.rounds.get_into(world, workspace, key, into, workspace.timeout)
         if status == _OK:
+            if exact and not workspace.words[_WHAT] & _DTYPE:
+                return int(Status.SIZE)
             self._note_one(world, workspace.words)
         return _checked(status)
 

@@ -8,7 +8,9 @@ from nanokv.cluster.mapped import MappedGets
 from nanokv.cluster.reading import RemoteGets
 from nanokv.cluster.transfers import Gets
 from nanokv.cluster.wire.exchanges import WireGets
+from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument, KeyNotFound, PeerLost
+from nanokv.transfer.descriptors import RAW
 from nanokv.transfer.object_calls import calls_in_python
 from tests.support.faults import Calls
 from tests.support.until import until
@@ -28,6 +30,16 @@ def link(request: pytest.FixtureRequest) -> str:
 def knows(reader: NanoKVCluster, key: str) -> None:
     """Wait until a reader has heard where an object lies."""
     until(lambda: reader.member.locations.node_of(reader.digest(key)) is not None, f"an event about {key}")
+
+
+def put_raw(owner: NanoKVCluster, key: str, value: torch.Tensor) -> None:
+    """Store the bytes of a tensor as a kernel does, which says no dtype and no shape."""
+
+    def fill(payload: torch.Tensor) -> None:
+        payload.copy_(value.view(torch.uint8))
+
+    single = owner.world.engine.single
+    assert single.put_filled(owner.digest(key), value.nbytes, 0, RAW, fill) == Status.OK
 
 
 @pytest.mark.parametrize("into", [True, False], ids=["into", "new"])
@@ -129,3 +141,49 @@ def test_calls_in_python_alone_read_the_same(make_cluster: MakeCluster) -> None:
     owner.put(key, value)
     assert reader.world.engine.calls.record is None
     assert torch.equal(reader.get(key), value) and torch.equal(reader.get(key, dst=torch.zeros(SIZE)), value)
+
+
+def test_objects_of_one_size_and_several_kinds(make_cluster: MakeCluster) -> None:
+    owner, reader = make_cluster()
+    values = [torch.arange(float(SIZE)), torch.arange(SIZE, dtype=torch.int32), torch.ones(2, SIZE // 2)]
+    values += [torch.arange(SIZE * 4).to(torch.uint8), torch.arange(float(SIZE)).view(3, -1)]
+    keys = [key_of(owner, "n0", f"kind-{i}") for i in range(len(values))]
+    for key, value in zip(keys, values, strict=True):
+        owner.put(key, value)
+        knows(reader, key)
+    for _ in range(2):  # what was read last says how the next tensor is made, and is wrong each time
+        for key, value in zip(keys, values, strict=True):
+            found = reader.get(key)
+            assert found.dtype == value.dtype and torch.equal(found, value)
+    for key, value in zip(keys, values, strict=True):  # and right
+        kept = [reader.get(key) for _ in range(2)]
+        assert all(torch.equal(each, value) for each in kept)
+        kept[0].zero_()
+        assert torch.equal(kept[1], value) and torch.equal(reader.get(key), value)
+
+
+def test_bytes_without_a_kind_are_bytes(make_cluster: MakeCluster) -> None:
+    owner, reader = make_cluster()
+    value, key, raw = torch.arange(float(SIZE)), key_of(owner, "n0"), key_of(owner, "n0", "raw")
+    owner.put(key, value)
+    put_raw(owner, raw, value)
+    knows(reader, key)
+    knows(reader, raw)
+    for _ in range(3):
+        assert torch.equal(reader.get(key), value)
+        found = reader.get(raw)
+        assert found.dtype is torch.uint8 and torch.equal(found, value.view(torch.uint8))
+    assert torch.equal(reader.get(raw, dst=torch.zeros(SIZE)), value)
+
+
+def test_new_tensors_in_modes_of_torch(make_cluster: MakeCluster) -> None:
+    owner, reader = make_cluster()
+    value, key = torch.arange(float(SIZE)), key_of(owner, "n0")
+    owner.put(key, value)
+    knows(reader, key)
+    assert torch.equal(reader.get(key), value)
+    with torch.inference_mode():
+        assert torch.equal(reader.get(key), value)
+    with torch.device("meta"):
+        assert torch.equal(reader.get(key), value)
+    assert reader.get(key).requires_grad is False

@@ -30,7 +30,7 @@ from nanokv.device.fabric.records import PULL
 from nanokv.device.machines.native_code import wire_code
 from nanokv.device.machines.records import Descriptor, Words
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.layout import MAX_DIMS, WORD
+from nanokv.device.segment.layout import DTYPE_MASK, DTYPE_SHIFT, MAX_DIMS, WORD
 from nanokv.device.segment.record import words_of
 from nanokv.device.wire.calls import UNUSUAL_CALL
 from nanokv.device.wire.records import (
@@ -63,7 +63,8 @@ _MOST_FREE = 16  #: connections that are kept for later
 _WHY = {BROKEN.value: "has gone", LATE.value: "did not answer", WRONG.value: "sends what is no answer"}
 _UNUSUAL: int = UNUSUAL_CALL.value
 _DONE: int = DONE.value
-_OK = int(Status.OK)
+_OK, _SIZE = int(Status.OK), int(Status.SIZE)
+_DTYPE: int = DTYPE_MASK.value << DTYPE_SHIFT.value
 _GOT_NBYTES, _GOT_WHAT = GOT.offsets["nbytes"] // WORD, GOT.offsets["what"] // WORD
 
 
@@ -309,11 +310,18 @@ class WireClient:
         self._done(connection, _DONE if status == _UNUSUAL else status)
         return None if status == _UNUSUAL else status
 
-    def get_one(self, key: Any, tensor: torch.Tensor, hashing: int, look: int, timeout: float) -> int | None:
-        """Read an object into a tensor of its dtype and shape: a Status; None: as `put_one`."""
+    def get_one(
+        self, key: Any, tensor: torch.Tensor, hashing: int, look: int, timeout: float, *, exact: bool = False
+    ) -> int | None:
+        """Read an object into a tensor of its dtype and shape: a Status; None: as `put_one`.
+
+        exact: an object without a dtype and a shape, which suits any tensor of its size, is answered SIZE.
+        """
         connection = self._take(timeout)
         try:
             status: int = self._get_one(key, tensor, connection.at, connection.scratch, hashing, look)
+            if exact and status == _OK and not connection.got()[1][0] & _DTYPE:
+                status = _SIZE
         except BaseException:
             self._lose(connection)
             raise

@@ -10,7 +10,7 @@ import torch
 
 from nanokv.cluster.card import Card, WorldId
 from nanokv.cluster.counts import MemberCounts
-from nanokv.cluster.fetched import FetchedObjects, Got
+from nanokv.cluster.fetched import FetchedObjects, Got, Kinds
 from nanokv.cluster.kinds import Kind
 from nanokv.cluster.locations import Locations
 from nanokv.cluster.messages.replies import Refused, Unanswered
@@ -98,7 +98,7 @@ class WireGets(_Exchanges):
         super().__init__(ways)
         self._staging, self._locations, self._counts = staging, locations, counts
         self._hasher, self._record, self._look = hasher, hashing_record(hasher), native_look().record
-        self._hashing = int(self._record.ctypes.data)
+        self._hashing, self._kinds = int(self._record.ctypes.data), Kinds()
 
     # --- one ---
     def get(self, node: Node, key: KeyDigest, patience: Patience, into: torch.Tensor | None = None) -> Got | int:
@@ -132,15 +132,32 @@ class WireGets(_Exchanges):
         if into is not None:
             status = self._get_into(node, key, patience, into)
             return into if status == _OK else status
-        got = self.get(node, self._hasher(key), patience)
-        return got.tensor(_HOST) if isinstance(got, Got) else got
+        digest = self._hasher(key)
+        nbytes = self._locations.size_of(digest)
+        made = self._kinds.new(nbytes)
+        if made is not None:
+            status = self._get_into(node, digest, patience, made, exact=True)
+            if status is not None:
+                return made if status == _OK else status
+            self._kinds.forget(nbytes)
+        got = self.get(node, digest, patience)
+        if not isinstance(got, Got):
+            return got
+        made = got.tensor(_HOST)
+        self._kinds.see(made)
+        return made
 
-    def _get_into(self, node: Node, key: Key, patience: Patience, into: torch.Tensor) -> int | None:
-        """Read an object by one native call: a Status; None: it does not suit the tensor, or Python must look at it."""
+    def _get_into(
+        self, node: Node, key: Key, patience: Patience, into: torch.Tensor, *, exact: bool = False
+    ) -> int | None:
+        """Read an object by one native call: a Status; None: it does not suit the tensor, or Python must look at it.
+
+        exact: bytes without a dtype and a shape do not suit.
+        """
         hashing, look = self._hashing, self._look
         for _ in range(TRIES):
             status, _ = self._exchange(
-                node, patience, lambda way, timeout: way.get_one(key, into, hashing, look, timeout)
+                node, patience, lambda way, timeout: way.get_one(key, into, hashing, look, timeout, exact=exact)
             )
             if status is None or status == _SIZE:
                 return None
