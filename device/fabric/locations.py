@@ -276,6 +276,15 @@ def nodes_of(table: tl.int64, mask: tl.int64, keys: tl.int64, count: tl.int64, o
 
 
 @triton.jit
+def sizes_of(table: tl.int64, mask: tl.int64, keys: tl.int64, count: tl.int64, out: tl.int64) -> None:
+    """`size_of` of `count` keys, two words each, as words at `out`."""
+    i = word(0)
+    while i < count:
+        poke(out, i, size_of(table, mask, peek(keys, 2 * i), peek(keys, 2 * i + 1)))
+        i += 1
+
+
+@triton.jit
 def recall(world: World, table: tl.int64, mask: tl.int64, work: tl.int64, count: tl.int64, node: tl.int64) -> Any:
     """Fill in where the objects of `count` FETCHes lie on a node: OK, or MISS. Returns how many are OK."""
     good = word(0)

@@ -69,6 +69,7 @@ FABRIC_ENTRIES = {
     "node_of": NativeEntry(locations.node_of, 1),
     "size_of": NativeEntry(locations.size_of, 1),
     "nodes_of": NativeEntry(locations.nodes_of, 0),
+    "sizes_of": NativeEntry(locations.sizes_of, 0),
     "recall": NativeEntry(locations.recall, 1),
     # what others are told of this one
     "tell_each": NativeEntry(tell_each, 0),

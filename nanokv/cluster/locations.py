@@ -105,6 +105,12 @@ class Locations:
         found: int = self._size_of(self._address, self._mask, key[0], key[1])
         return found
 
+    def sizes_of(self, keys: Words) -> Words:
+        """`size_of` of each key, int64 [n, 2]."""
+        keys, found = np.ascontiguousarray(keys), np.empty(len(keys), np.int64)
+        self._code["sizes_of"](self._address, self._mask, keys.ctypes.data, len(keys), found.ctypes.data)
+        return found
+
     def nodes_of(self, keys: Words) -> tuple[Words, list[str]]:
         """The place of each key's node (int64 [n, 2]) in a list of names; 0: none is known."""
         found = np.empty(len(keys), np.int64)

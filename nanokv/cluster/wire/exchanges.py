@@ -190,14 +190,17 @@ class WireGets(_Exchanges):
     def get_each(self, node: Node, keys: Words, patience: Patience, take: Take, *, known: bool = False) -> Words:
         """See `Gets`.
 
-        Sizes are not known here. So few bytes come at once, of those that have no more; the owner says the sizes of the
-        others, and these come next.
+        Of what nobody has told the size, few bytes come at once, of those that have no more; the owner says the sizes
+        of the others, and these come next.
         """
         statuses = np.full(len(keys), _TORN, np.int64)
+        sizes = self._locations.sizes_of(keys)
+        sizes[(sizes < 0) | (sizes > node.geometry.max_object_bytes)] = 0  # torn entries
         for first in range(0, len(keys), MOST_RECORDS):
             which = np.arange(first, min(first + MOST_RECORDS, len(keys)))
             wanted = np.zeros(len(which), WANTED.dtype)
             wanted["room"], wanted["any_size"] = SMALL // len(which) // ALIGN * ALIGN, 1
+            wanted["room"] = np.where(sizes[which] > 0, sizes[which], wanted["room"])
             for _ in range(TRIES):
                 gots = self._get_some(node, keys, which, wanted, patience, take, statuses)
                 left = is_one_of(gots["status"], (*_AGAIN, _SIZE))
