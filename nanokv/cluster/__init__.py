@@ -7,7 +7,7 @@ member      the parts of one member, opened and closed in order; members that ha
 membership  who is there: etcd, or a folder
 card        what a member tells the others of itself; `place`: the host where it runs
 nodes       the nodes as this process knows them, and the way to each
-homes       which node a key belongs to
+homes       which node a key belongs to; `first_asked`: which one a get asks first
 at_once     threads that ask several nodes; `patience`: how long one call waits for them
 mapped      memory of other nodes of this host, which is mapped
 wire        sockets of NanoKV's own: puts, gets, removals and questions, each one exchange

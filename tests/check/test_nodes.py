@@ -92,7 +92,9 @@ def test_faults_are_survived(link: str) -> None:
     for row in tried:
         assert "back" in row.numbers
         if kinds[row.name].until_left:
-            assert {"lost", "left"} <= row.numbers.keys(), row
+            assert "left" in row.numbers, row
+            # in the memory of a node that is stopped all goes on until it leaves
+            assert "lost" in row.numbers or (link == "mapped" and not kinds[row.name].kills), row
     assert left_behind() <= before
 
 

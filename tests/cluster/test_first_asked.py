@@ -7,6 +7,7 @@ from nanokv.cluster import NanoKVCluster
 from nanokv.cluster.mapped import MappedGets
 from nanokv.cluster.reading import RemoteGets
 from nanokv.cluster.transfers import Gets
+from nanokv.cluster.wire.client import WireClient
 from nanokv.cluster.wire.exchanges import WireGets
 from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument, KeyNotFound, PeerLost
@@ -160,6 +161,21 @@ def test_objects_of_one_size_and_several_kinds(make_cluster: MakeCluster) -> Non
         assert all(torch.equal(each, value) for each in kept)
         kept[0].zero_()
         assert torch.equal(kept[1], value) and torch.equal(reader.get(key), value)
+
+
+def test_many_are_asked_for_once_where_their_sizes_are_known(
+    make_cluster: MakeCluster, calls: Calls, link: str
+) -> None:
+    owner, reader = make_cluster()
+    keys = [key_of(owner, "n0", f"many-{i}") for i in range(20)]
+    values = [torch.full((SIZE + i % 3,), float(i)) for i in range(20)]
+    assert owner.put_many(keys, values) == [None] * 20
+    for key in keys:
+        knows(reader, key)
+    asked = calls.noted(WireClient, "get")
+    for value, found in zip(values, reader.get_many(keys), strict=True):
+        assert found is not None and torch.equal(found, value)
+    assert len(asked) == (1 if link == "wire" else 0)
 
 
 def test_bytes_without_a_kind_are_bytes(make_cluster: MakeCluster) -> None:

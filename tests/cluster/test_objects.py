@@ -15,6 +15,7 @@ from nanokv import Hold, NanoKVCache
 from nanokv.cluster import NanoKVCluster
 from nanokv.cluster.links.base import LinkUnavailable
 from nanokv.cluster.pulling import Pull
+from nanokv.cluster.wire import exchanges
 from nanokv.cluster.wire.client import WireClient
 from nanokv.device.segment.layout import unpack
 from nanokv.errors import (
@@ -28,7 +29,7 @@ from nanokv.errors import (
     PeerLost,
     ReuseViolation,
 )
-from tests.support.faults import Calls
+from tests.support.faults import Calls, Limits
 from tests.support.needed import leave_out
 from tests.support.until import until
 
@@ -595,11 +596,16 @@ def test_threads(make_cluster: MakeCluster) -> None:
 
 
 @pytest.mark.parametrize("link", ["wire", "sealed"])
-def test_objects_of_one_call_go_in_one_frame(make_cluster: MakeCluster, calls: Calls) -> None:
+def test_objects_of_one_call_go_in_one_frame_of_bounded_bytes(
+    make_cluster: MakeCluster, calls: Calls, limits: Limits
+) -> None:
     one, _ = make_cluster()
     put = calls.noted(WireClient, "put")
     one.put_many([f"k{i}" for i in range(8)], torch.ones(8, 25), preferred_segment=("n1", 0))
     assert [len(pulls) for _, pulls, _ in put] == [8]
+    limits(exchanges, _MOST_CLAIMED=300)
+    one.put_many([f"m{i}" for i in range(8)], torch.ones(8, 25), preferred_segment=("n1", 0))
+    assert [len(pulls) for _, pulls, _ in put] == [8, 3, 3, 2]
 
 
 def test_reads_and_puts_are_counted_and_looks_are_not(make_cluster: MakeCluster) -> None:
