@@ -430,7 +430,7 @@ def test_an_owner_that_dies_or_stops() -> None:
         process.kill()
         thread.join()
         assert found  # at once, and not after SECONDS: the test would take as long
-        with pytest.raises(Unreached, match="cannot be reached: Connection (refused|reset by peer)"):
+        with pytest.raises(Unreached, match=r"cannot be reached: Connection (refused|reset by peer)"):
             client.exists(np.array([[1, 1]]), SECONDS)
         client.close()
 
