@@ -1,7 +1,7 @@
 """Objects that were read from another node, as tensors of the memory into which they were read."""
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -84,23 +84,39 @@ class Kinds:
     def __init__(self) -> None:
         self._likes: dict[int, torch.Tensor] = {}
 
-    def new(self, nbytes: int) -> torch.Tensor | None:
-        """A new tensor of the host for an object of so many bytes; None: none was read lately."""
-        like = self._likes.get(nbytes)
-        return None if like is None else torch.empty_like(like)
+    def read(
+        self,
+        nbytes: int,
+        into: Callable[[torch.Tensor], torch.Tensor | int | None],
+        whole: Callable[[], Got | int],
+    ) -> torch.Tensor | int | None:
+        """Read an object as a new tensor of the host; or why there is none; None: its descriptor contradicts its size.
 
-    def see(self, made: torch.Tensor | None) -> None:
-        """Remember the kind of a tensor that was made for an object."""
+        Args:
+            nbytes: that it has, as far as is known.
+            into: reads it into a tensor, which it returns; None: it is of another kind.
+            whole: reads it whatever its kind.
+        """
+        like = self._likes.get(nbytes)
+        if like is not None:
+            found = into(torch.empty_like(like))
+            if found is not None:
+                return found
+            self._likes.pop(nbytes, None)
+        got = whole()
+        if not isinstance(got, Got):
+            return got
+        made = got.tensor(torch.device("cpu"))
+        self._see(made)
+        return made
+
+    def _see(self, made: torch.Tensor | None) -> None:
         if made is None or type(made) is not torch.Tensor or not made.nbytes or made.nbytes in self._likes:
             return
         if len(self._likes) >= _MOST_KINDS:
             self._likes.clear()
         with torch.inference_mode(False), plainly():
             self._likes[made.nbytes] = torch.empty((), dtype=made.dtype).expand(made.shape)
-
-    def forget(self, nbytes: int) -> None:
-        """An object of so many bytes was of another kind."""
-        self._likes.pop(nbytes, None)
 
 
 class Memory(Protocol):

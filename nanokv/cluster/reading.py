@@ -53,7 +53,6 @@ _OK, _MISS, _TORN, _CORRUPT = int(Status.OK), int(Status.MISS), int(Status.TORN)
 _GONE, _DOUBTFUL = int(GONE.value), int(DOUBTFUL.value)
 _AGAIN = (_TORN, int(Status.BUSY), _DOUBTFUL)
 _NOT_AT_ONCE = (int(UNFIT.value), int(Status.SIZE))
-_HOST = torch.device("cpu")
 _DTYPE: int = DTYPE_MASK.value << DTYPE_SHIFT.value
 _STATUS, _OWNER, _SLOT, _DST, _WHAT = (
     FETCH.offsets[name] // WORD for name in ("status", "owner", "slot", "dst", "what")
@@ -142,23 +141,14 @@ class RemoteGets:
     ) -> torch.Tensor | int | None:
         """See `Gets`."""
         if into is None:
-            return self._get_new(node, self._hasher(key), patience)
+            digest = self._hasher(key)
+            nbytes = self._locations.size_of(digest)
+            return self._kinds.read(
+                nbytes if nbytes <= SMALL else 0,
+                lambda made: self._get_into(node, digest, patience, made, exact=True),
+                lambda: self.get_known(node, digest, patience) or self.get(node, digest, patience),
+            )
         return self._get_into(node, key, patience, into, exact=False)
-
-    def _get_new(self, node: Node, key: KeyDigest, patience: Patience) -> torch.Tensor | int | None:
-        nbytes = self._locations.size_of(key)
-        made = self._kinds.new(nbytes) if nbytes <= SMALL else None
-        if made is not None:
-            found = self._get_into(node, key, patience, made, exact=True)
-            if found is not None:
-                return found
-            self._kinds.forget(nbytes)
-        got = self.get_known(node, key, patience) or self.get(node, key, patience)
-        if not isinstance(got, Got):
-            return got
-        made = got.tensor(_HOST)
-        self._kinds.see(made)
-        return made
 
     def _get_into(
         self, node: Node, key: Key, patience: Patience, into: torch.Tensor, *, exact: bool

@@ -41,7 +41,6 @@ _OK, _MISS, _TORN, _SIZE, _FULL = (int(Status[name]) for name in ("OK", "MISS", 
 _AGAIN = (_TORN, int(Status.BUSY))
 _MOST_CLAIMED = 256 << 20  #: bytes of objects that are claimed at once, if they are more than one
 _HEADERS_SECONDS = 1.0  #: for each part of a header arena
-_HOST = torch.device("cpu")
 TRIES = 16  #: how often a get begins anew because the object was replaced meanwhile
 T = TypeVar("T")
 Work = Callable[[WireClient, float], T]
@@ -133,19 +132,12 @@ class WireGets(_Exchanges):
             status = self._get_into(node, key, patience, into)
             return into if status == _OK else status
         digest = self._hasher(key)
-        nbytes = self._locations.size_of(digest)
-        made = self._kinds.new(nbytes)
-        if made is not None:
+
+        def read_into(made: torch.Tensor) -> torch.Tensor | int | None:
             status = self._get_into(node, digest, patience, made, exact=True)
-            if status is not None:
-                return made if status == _OK else status
-            self._kinds.forget(nbytes)
-        got = self.get(node, digest, patience)
-        if not isinstance(got, Got):
-            return got
-        made = got.tensor(_HOST)
-        self._kinds.see(made)
-        return made
+            return made if status == _OK else status
+
+        return self._kinds.read(self._locations.size_of(digest), read_into, lambda: self.get(node, digest, patience))
 
     def _get_into(
         self, node: Node, key: Key, patience: Patience, into: torch.Tensor, *, exact: bool = False
