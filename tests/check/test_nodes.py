@@ -110,7 +110,7 @@ def test_faults_are_survived(link: str) -> None:
 def test_a_deliberate_bug_is_found(link: str, mutant: str, fault: str, says: str) -> None:
     if link == "mapped" and fault == KILLED_NODE:
         pytest.skip(
-            "a put in mapped memory takes 0.2 ms, which a kill of a node seldom meets: `check kills` aims at each"
+            "a put in mapped memory takes 0.2 ms, which a kill seldom meets: `check model` kills guests at each step"
         )
     before = left_behind()
     # the first violation ends it: nearly always in the first round, but a producer must die amid a put
