@@ -67,11 +67,11 @@ class Changes:
         """Subscribe a listener; returns the function that unsubscribes it."""
         return self._listeners.add(listener)
 
-    # --- what is told ---
+    # --- what is to be told: by `tell`, in this order ---
     def rows(self, node: str, rows: Words) -> None:
         """Events of a node: LOCATIONs as words, int64 [n, 9]."""
         if self._listeners:
-            self._tell(
+            self._leave(
                 Change(
                     _GONE.get(row[_NODE], ChangeKind.STORED),
                     node,
@@ -84,7 +84,7 @@ class Changes:
 
     def missed(self, node: str) -> None:
         """Events of a node were lost."""
-        self._tell([Change(ChangeKind.MISSED, node)])
+        self._leave([Change(ChangeKind.MISSED, node)])
 
     def headers(self, node: str, rank: int, headers: Words) -> None:
         """What a rank of a node has: copied headers, int64 [n, 8]."""
@@ -94,23 +94,24 @@ class Changes:
             checks = key_checks(records).view(np.int64).tolist()
             hashes, sizes = records["key_hash"].view(np.int64).tolist(), records["bytes_total"].tolist()
             found = zip(hashes, checks, sizes, strict=True)
-            self._tell(Change(ChangeKind.STORED, node, rank, known_digest(*key), nbytes) for *key, nbytes in found)
+            self._leave(Change(ChangeKind.STORED, node, rank, known_digest(*key), nbytes) for *key, nbytes in found)
 
     def nodes(self, names: Iterable[str]) -> None:
-        """The nodes that there are now."""
+        """The nodes that there are now: told at once."""
         with self._lock:
             before, self._nodes = self._nodes, set(names)
             come = [Change(ChangeKind.NODE_JOINED, name) for name in sorted(self._nodes - before)]
             gone = [Change(ChangeKind.NODE_LEFT, name) for name in sorted(before - self._nodes)]
             self._untold.append([*come, *gone])
-        self._tell_all()
+        self.tell()
 
-    def _tell(self, changes: Iterable[Change]) -> None:
+    def _leave(self, changes: Iterable[Change]) -> None:
         if self._listeners:
             self._untold.append(list(changes))
-            self._tell_all()
 
-    def _tell_all(self) -> None:
+    # --- telling ---
+    def tell(self) -> None:
+        """Call the listeners with what is to be told, unless another thread does so now: then it goes on with this."""
         while self._untold and self._telling.acquire(blocking=False):
             try:
                 while self._untold:

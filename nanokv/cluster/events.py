@@ -13,9 +13,11 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from enum import StrEnum
+from typing import TypeAlias
 
 import numpy as np
 
@@ -36,6 +38,7 @@ from nanokv.heap.futex import system_call_number
 from nanokv.host_poller.index import as_words
 
 # --- what nodes have of which events were missed: their headers are read anew, by a thread, until it succeeds ---
+Heard: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.void]]"  #: events: LOCATIONs
 _log = logging.getLogger("nanokv.cluster")
 
 _REST = 2 * AVOIDED  #: seconds until a node is tried again that could not be read
@@ -94,6 +97,7 @@ class CatchingUp:
 # --- the events -------------------------------------------------------------------------------
 MOST_EVENTS = 8192  #: of one message
 ROOM = 1 << 16  #: events that wait to be told; for more there is no room, and followers read the headers instead
+_MOST_MEANWHILE = 16  #: messages of events that are kept while headers are read: 10 MB; what is older may be missed
 _GATHER = 0.002  #: seconds between two messages: a first event goes at once, and those of many puts go together
 assert {LOCATION.dtype[name].str for name in LOCATION.offsets} == {"<i8"}  # so rows of words are LOCATIONs
 
@@ -129,6 +133,8 @@ class Events:
         self._of: dict[Sender, WorldId] = {}  # members as their cards have them -> their worlds
         self._known: set[WorldId] = set()  # worlds that were heard
         self._doubtful: set[WorldId] = set()  # of which events were missed: what is known of them is forgotten
+        self._taking = threading.Lock()  # of what is learnt: an event, or headers with what was heard meanwhile
+        self._meanwhile: deque[tuple[WorldId, Heard]] | None = None  # since headers are being read: what was heard
         self._waiting = threading.Condition()
         self._heard = 0
         with ExitStack() as ends:
@@ -206,9 +212,15 @@ class Events:
         if world is None or len(body) % LOCATION.size:
             return
         events = np.frombuffer(body, LOCATION.dtype)
+        with self._taking:
+            self._take(world, events)
+            if self._meanwhile is not None:
+                self._meanwhile.append((world, events))
+        self._wake()
+
+    def _take(self, world: WorldId, events: Heard) -> None:
         self._locations.learn(world, events)
         self._changes.rows(world.node, events.view(np.int64).reshape(len(events), -1))
-        self._wake()
 
     def lost(self, sender: Sender) -> None:
         """Read anew what a member has: it is heard for the first time, or events of it were missed."""
@@ -218,18 +230,32 @@ class Events:
         if world in self._known:
             self._doubtful.add(world)
         self._changes.missed(world.node)
+        self._changes.tell()
         self._known.add(world)  # the first time all that is known of it are this process' own puts
         self._catching_up.add(world.node)
 
     def _read_headers(self, node: Node) -> None:
-        for rank in range(node.ranks):
-            for world, first, headers in self._gets(node).headers(node, rank):
-                if world in self._doubtful:  # not before it answers: meanwhile it may have what it had
-                    self._doubtful.discard(world)
-                    self._locations.forget(world)
-                self._locations.learn_headers(world, rank, first, headers)
-                self._changes.headers(node.name, rank, headers)
-        self._wake()
+        """Learn what the headers of a node say, and then once more what its events say that came meanwhile.
+
+        Else an object that goes after its header was read, and whose event comes before the header is learnt, would be
+        looked for there for ever: no other event is told of it.
+        """
+        meanwhile = self._meanwhile = deque(maxlen=_MOST_MEANWHILE)
+        try:
+            for rank in range(node.ranks):
+                for world, first, headers in self._gets(node).headers(node, rank):
+                    with self._taking:
+                        if world in self._doubtful:  # not before it answers: meanwhile it may have what it had
+                            self._doubtful.discard(world)
+                            self._locations.forget(world)
+                        self._locations.learn_headers(world, rank, first, headers)
+                        self._changes.headers(node.name, rank, headers)
+                        for of, events in meanwhile:
+                            self._take(of, events)
+                        meanwhile.clear()  # the next part is read now: it knows of these
+        finally:
+            self._meanwhile = None
+            self._wake()
 
     @property
     def figures(self) -> dict[str, int]:
@@ -243,6 +269,8 @@ class Events:
 
     # --- waiting ---
     def _wake(self) -> None:
+        """Tell listeners, and wake those who wait."""
+        self._changes.tell()
         with self._waiting:
             self._heard += 1
             self._waiting.notify_all()

@@ -1,6 +1,7 @@
 """What members tell each other of their objects: the table of locations, gets in two rounds, and waits."""
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,13 @@ import torch
 from nanokv import NanoKVCache
 from nanokv.cluster import NanoKVCluster
 from nanokv.cluster.card import WorldId
+from nanokv.cluster.changes import Change, ChangeKind
 from nanokv.cluster.locations import Locations
 from nanokv.cluster.messages.sealed import Sender
+from nanokv.cluster.nodes import Node
 from nanokv.cluster.patience import Patience
 from nanokv.cluster.wire.exchanges import WireGets
+from nanokv.device.machines.records import Words
 from nanokv.device.segment.location import GONE_NODE, LOCATION
 from nanokv.errors import KeyNotFound, PeerLost, WaitTimeout
 from nanokv.types import KeyDigest
@@ -103,6 +107,44 @@ def test_what_was_removed_is_forgotten(make_cluster: MakeCluster) -> None:
     with pytest.raises(KeyNotFound):
         zero.get(key)
     until(lambda: knows(zero, key, None), "the event of its removal")
+
+
+def test_what_goes_while_headers_are_read_is_forgotten(make_cluster: MakeCluster, calls: Calls) -> None:
+    """And what is put again then is found where it lies, and listeners hear of all in that order."""
+    read, goes_on = threading.Event(), threading.Event()
+    copied = WireGets.headers
+
+    def late(gets: WireGets, node: Node, rank: int) -> Iterator[tuple[WorldId, int, Words]]:
+        parts = list(copied(gets, node, rank))
+        read.set()
+        assert goes_on.wait(60)
+        yield from parts
+
+    zero, one = make_cluster(2)
+    gone, again = key_of(zero, "n1"), key_of(zero, "n1", "again")
+    one.put(gone, torch.ones(4))
+    one.put(again, torch.ones(4))
+    until(lambda: knows(zero, gone, "n1") and knows(zero, again, "n1"))
+    heard = list[Change]()
+    zero.subscribe(heard.extend)
+    calls.instead(WireGets, "headers", late, when=lambda _, node, *__: node.name == "n1")
+    card = zero.member.nodes["n1"].cards[0]
+    zero.member.events.lost(Sender(card.member, card.incarnation))
+    assert read.wait(60)
+    one.world.remove(gone)
+    one.world.remove(again)
+    one.put("another", torch.ones(4), preferred_segment=("n1", 0))  # takes a slot
+    one.put(again, torch.full((9,), 2.0))
+    until(lambda: knows(zero, gone, None) and zero.member.locations.size_of(zero.digest(again)) == 36, "the events")
+    goes_on.set()
+    until(lambda: any(change.nbytes == 16 and change.kind is ChangeKind.STORED for change in heard), "the headers")
+    one.put("last", torch.ones(4), preferred_segment=("n1", 0))
+    until(lambda: knows(zero, "last", "n1"), "a later event")
+    assert knows(zero, gone, None)
+    assert zero.member.locations.size_of(zero.digest(again)) == 36
+    last = {change.key: change for change in heard}
+    assert last[zero.digest(gone)].kind is ChangeKind.REMOVED
+    assert last[zero.digest(again)][::4] == (ChangeKind.STORED, 36)
 
 
 def test_an_old_location_misleads_nobody(make_cluster: MakeCluster) -> None:
