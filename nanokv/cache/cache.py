@@ -865,7 +865,9 @@ class NanoKVCache:
             layers: the KV tensor of each layer, on the heap's device, all of one shape, dtype and strides:
                 [blocks, 2, tokens, heads, dim] or [2, blocks, tokens, heads, dim]; or, if `kv_dim` is None,
                 [blocks, tokens, heads, dim] or [blocks, tokens, dim]. Any strides: a cache that stores heads before
-                tokens is passed permuted.
+                tokens is passed permuted. With `kv_dim=None` layers may also differ in all but the number of blocks
+                (latents and the keys of an indexer, states): [blocks, ...] each, the last dimension without gaps.
+                Their objects are moved by torch, as bytes, and only as a whole or by layers.
             kv_dim: the dimension that separates K and V, 0 or 1; None if there is none.
 
         Raises:

@@ -1,10 +1,12 @@
 """The layers of an engine's paged KV cache, as planes of blocks, and what an object that holds some of them looks like.
 
 An object holds one block of some layers: [layers, 2, tokens, heads, dim], without gaps, whatever the strides of the
-engine's tensors.
+engine's tensors. Layers of several shapes or dtypes (latents and the keys of an indexer, a draft model's layers) lie in
+an object one after the other, as bytes.
 """
 
 from collections.abc import Sequence
+from itertools import combinations
 
 import torch
 
@@ -22,35 +24,41 @@ class EngineLayers:
     """The tensors of an engine, one per layer.
 
     Attributes:
-        planes: K and V of each layer, each [blocks, tokens, heads, dim], sharing memory with the engine's tensors.
+        planes: K and V of each layer, each [blocks, tokens, heads, dim], sharing memory with the engine's tensors. If
+            layers differ, the bytes of each, [blocks, ...] of uint8.
         per_layer: planes of a layer: 2, or 1 if its tensor is not split into K and V.
+        are_alike: whether all are of one shape, dtype and strides.
     """
 
     def __init__(self, layers: Sequence[torch.Tensor], kv_dim: int | None, device: torch.device) -> None:
         """Take the arguments of `NanoKVCache.paged_kv`.
 
         Raises:
-            InvalidArgument: not tensors of `device` that are alike, or no dimension `kv_dim` of K and V.
+            InvalidArgument: not tensors of `device` that are alike, or no dimension `kv_dim` of K and V; or, without
+                `kv_dim`, not of as many blocks each.
         """
         layers, kv_dim = _checked_layers(layers, kv_dim, device)
-        self.planes = _planes(layers, kv_dim)
+        self.are_alike = kv_dim is not None or len({(each.shape, each.dtype, each.stride()) for each in layers}) <= 1
+        self.planes = _planes(layers, kv_dim) if self.are_alike else _bytes_of(layers)
         self.per_layer = len(self.planes) // len(layers)
         self._all = range(len(layers))
         first = self.planes[0]
-        self._blocks, self._plane_bytes = len(first), first[0].numel() * first.element_size()
-        shape = list(layers[0].shape[1:]) if kv_dim is None else [2, *first.shape[1:]]
-        self._layer_shape = tuple(shape)
-        self._shared = _share_memory(self.planes)
+        self._blocks = len(first)
+        self._plane_bytes = [plane[0].numel() * plane.element_size() for plane in self.planes]
+        self._layer_shape = tuple(layers[0].shape[1:] if kv_dim is None else [2, *first.shape[1:]])
+        self._shared = _share_memory(self.planes) if self.are_alike else _bytes_meet(self.planes)
 
     def pages(self) -> Pages | None:
-        """The planes for kernels; None if they are not made of multiples of 16 bytes."""
+        """The planes for kernels; None if layers differ, or are not made of multiples of 16 bytes."""
         try:
-            return Pages(self.planes)
+            return Pages(self.planes) if self.are_alike else None
         except ValueError:
             return None
 
-    def layout(self) -> KVLayout:
-        """The layout of objects that hold all layers."""
+    def layout(self) -> KVLayout | None:
+        """The layout of objects that hold all layers; None if layers differ: then all that is known is their bytes."""
+        if not self.are_alike:
+            return None
         return layout_of(self.planes[0], len(self._all), self._layer_shape, self.per_layer)
 
     # --- the chosen layers ---
@@ -61,26 +69,33 @@ class EngineLayers:
         return self.planes[layers.start * self.per_layer : layers.stop * self.per_layer]
 
     def descriptor(self, layers: range) -> Descriptor:
+        if not self.are_alike:
+            return descriptor_of(torch.uint8, torch.Size((self.nbytes(layers),)))[1]
         return descriptor_of(self.planes[0].dtype, torch.Size((len(layers), *self._layer_shape)))[1]
 
     def nbytes(self, layers: range) -> int:
         """Bytes of an object."""
-        return len(layers) * self.per_layer * self._plane_bytes
+        return sum(self._plane_bytes[layers.start * self.per_layer : layers.stop * self.per_layer])
 
     # --- copies by torch ---
     def copy_out(self, layers: range, block: int, payload: torch.Tensor) -> None:
         """The block of these layers, into the bytes of an object."""
-        for part, plane in zip(self._parts(payload), self.chosen(layers), strict=True):
+        for part, plane in zip(self.parts(layers, payload), self.chosen(layers), strict=True):
             part.copy_(plane[block])
 
     def copy_in(self, layers: range, block: int, payload: torch.Tensor) -> None:
         """The bytes of an object, into the block of these layers."""
-        for part, plane in zip(self._parts(payload), self.chosen(layers), strict=True):
+        for part, plane in zip(self.parts(layers, payload), self.chosen(layers), strict=True):
             plane[block].copy_(part)
 
-    def _parts(self, payload: torch.Tensor) -> torch.Tensor:
+    def parts(self, layers: range, payload: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The bytes of an object, as a tensor for each plane of these layers."""
         first = self.planes[0]
-        return payload.view(first.dtype).view(-1, *first.shape[1:])
+        if self.are_alike:
+            return tuple(payload.view(first.dtype).view(-1, *first.shape[1:]))
+        chosen = self.chosen(layers)
+        parts = torch.split(payload, [plane[0].numel() for plane in chosen])
+        return [part.view(plane.shape[1:]) for part, plane in zip(parts, chosen, strict=True)]
 
     # --- checks ---
     def checked_blocks(self, blocks: Sequence[int], *, filled: bool) -> list[int]:
@@ -133,6 +148,39 @@ def _planes(layers: Sequence[torch.Tensor], kv_dim: int | None) -> list[torch.Te
     except ValueError as error:
         raise InvalidArgument(str(error)) from None
     return planes
+
+
+def _bytes_of(layers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Layers of several shapes, as the bytes of their blocks: [blocks, ...] of uint8, sharing memory."""
+    for layer in layers:
+        if layer.dim() < 2 or not layer.numel():
+            raise InvalidArgument(f"a layer must be [blocks, ...], none of them 0, not {list(layer.shape)}")
+        if layer.stride(-1) != 1:
+            raise InvalidArgument(f"the last dimension of a layer must have stride 1, not {layer.stride(-1)}")
+    counts = sorted({len(layer) for layer in layers})
+    if len(counts) > 1:
+        raise InvalidArgument(f"layers must have as many blocks each, not {' and '.join(map(str, counts))}")
+    return [layer.view(torch.uint8) for layer in layers]
+
+
+def _bytes_meet(planes: Sequence[torch.Tensor]) -> bool:
+    """Whether two elements of planes of bytes share memory, or cannot be told apart.
+
+    Those cannot of planes that lie between each other's blocks, if these are not as far from each other in both.
+    """
+    if any(_share_memory([plane]) for plane in planes):
+        return True
+    spans = [(plane.data_ptr(), _span(plane[0]), _span(plane), plane.stride(0)) for plane in planes]
+    for one, other in combinations(sorted(spans), 2):
+        distance, step = other[0] - one[0], one[3]
+        if distance < one[2] and (step != other[3] or distance % step < one[1] or distance % step + other[1] > step):
+            return True
+    return False
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Bytes from the first to the last one of a tensor of bytes."""
+    return 1 + sum((items - 1) * step for items, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _share_memory(planes: Sequence[torch.Tensor]) -> bool:

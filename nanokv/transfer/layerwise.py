@@ -49,10 +49,13 @@ class LayerwisePut:
         blocks: Sequence[int],
         planes: Sequence[Sequence[torch.Tensor]],
         target: LayerTarget,
+        parts: Callable[[torch.Tensor], Sequence[torch.Tensor]],
         judge: Callable[[int, Key], NanoKVError | None],
     ) -> None:
-        """`planes`: per layer its planes, each [blocks, ...], in the order in which an object holds them."""
+        """`planes`: per layer its planes, each [blocks, ...], in the order in which an object holds them; `parts`: from
+        the bytes of an object to a tensor for each of them."""
         self._single, self._allocation, self._machine = transfer
+        self._split = parts
         self._keys, self._blocks, self._planes, self._target = keys, blocks, planes, target
         self._judge = judge
         self._left = set(range(len(planes)))
@@ -86,10 +89,9 @@ class LayerwisePut:
             self._machine.set_terms(begun.place, target.terms)
         return begun
 
-    def _parts_of(self, begun: Begun) -> torch.Tensor:
-        first = self._planes[0][0]
-        payload = self._single.payload(begun.place).view(first.dtype)
-        return payload.view(len(self._planes), len(self._planes[0]), *first.shape[1:])
+    def _parts_of(self, begun: Begun) -> list[Sequence[torch.Tensor]]:
+        parts, each = self._split(self._single.payload(begun.place)), len(self._planes[0])
+        return [parts[first : first + each] for first in range(0, len(parts), each)]
 
     def write(self, layers: range) -> None:
         """Copy these layers, numbered from the first one of the object, of every block.

@@ -37,22 +37,25 @@ from nanokv.types import Key, KeyDigest
 # The tensors say what an object looks like; the identity of the cache says which heads of the model these are, and
 # whose objects may be read at all: those of the same identity but for the layout.
 Digest = Callable[[Key], KeyDigest]
+_SEVERAL = "layers of several shapes have no layout, as the identity of their cache must have none"
 
 
 class Layouts:
     """The layouts of one PagedKV.
 
     Args:
-        own: the layout of its objects, of all layers, as the tensors have it.
+        own: the layout of its objects, of all layers, as the tensors have it; None: layers of several shapes.
         digest: of a key of this cache.
         whose: namespace and identity of the cache.
     """
 
-    def __init__(self, own: KVLayout, digest: Digest, whose: tuple[str, Identity | None]) -> None:
+    def __init__(self, own: KVLayout | None, digest: Digest, whose: tuple[str, Identity | None]) -> None:
         self._own, self._digest = own, digest
         self._namespace, self._identity = whose
         stated = None if self._identity is None else self._identity.layout
-        self._misfit = None if stated is None or stated.form else misfit(own, stated, of_objects=True)
+        self._misfit = None
+        if stated is not None and not stated.form:
+            self._misfit = _SEVERAL if own is None else misfit(own, stated, of_objects=True)
 
     def check(self) -> None:
         """Refuse to move whole objects if they are not as the cache's identity says: InvalidArgument."""
@@ -63,8 +66,9 @@ class Layouts:
         self, keys: Sequence[Key], blocks: Sequence[int], held: range, layers: range
     ) -> tuple[Plan, list[list[KeyDigest]]]:
         """What to take for some layers out of own objects that hold more, and the digest of each key."""
-        whole = replace(self._own, first_layer=held.start, layers=len(held))
-        return plan(self._own, whole, layers, len(keys), blocks), [[self._digest(key) for key in keys]]
+        own = self._of_one_shape()
+        whole = replace(own, first_layer=held.start, layers=len(held))
+        return plan(own, whole, layers, len(keys), blocks), [[self._digest(key) for key in keys]]
 
     def of_other(
         self, source: object, keys: Sequence[Key], blocks: Sequence[int], held: range | None, layers: range
@@ -103,10 +107,15 @@ class Layouts:
             raise InvalidArgument(f"source must be a KVLayout, not {source!r}")
         if self._identity is None or self._identity.layout is None:
             raise InvalidArgument("source needs a cache whose identity has a layout: it says which heads are wanted")
-        why = misfit(self._own, self._identity.layout, of_objects=False)
+        why = misfit(self._of_one_shape(), self._identity.layout, of_objects=False)
         if why:
             raise InvalidArgument(why)
         return self._identity.layout, source
+
+    def _of_one_shape(self) -> KVLayout:
+        if self._own is None:
+            raise InvalidArgument(_SEVERAL)
+        return self._own
 
     def _digests(self, layouts: Sequence[KVLayout]) -> list[Digest]:
         assert self._identity is not None
@@ -316,6 +325,7 @@ class PagedKV:
             blocks,
             [planes[i : i + each] for i in range(0, len(planes), each)],
             LayerTarget(preferred_segment, self._hooks.terms(hold), nbytes, self._engine.descriptor(chosen)),
+            partial(self._engine.parts, chosen),
             lambda status, key: self._hooks.judge_put(status, key, nbytes, preferred_segment),
         )
 

@@ -1,5 +1,6 @@
 """PagedKV: blocks of an engine's cache, in every layout, copied by torch. Kernels: tests/gpu/cache_bodies.py."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -144,6 +145,48 @@ def test_what_cannot_be_is_refused(world: World) -> None:
     world[0].close()
     with pytest.raises(nanokv.NanoKVError, match="closed"):
         paged.put(["a"], [0])
+
+
+def test_layers_of_several_shapes_are_moved_as_they_are(world: World) -> None:
+    """As latents, the keys of an indexer and a state have them: in one buffer, block by block, or layer by layer."""
+    shapes: list[tuple[torch.dtype, tuple[int, ...]]] = [
+        (torch.bfloat16, (1, 4, 6)),
+        (torch.uint8, (1, 4, 13)),
+        (torch.float32, (3, 5)),
+        (torch.float8_e4m3fn, (2, 2, 8)),
+    ]
+    sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in shapes]
+    by_block = torch.randint(0, 255, (BLOCKS, 256), dtype=torch.uint8)
+    layers, at = [], 0
+    for (dtype, shape), nbytes in zip(shapes, sizes, strict=True):
+        layers.append(by_block[:, at : at + nbytes].view(dtype).view(BLOCKS, *shape))
+        at += nbytes + -nbytes % 8
+    others = [torch.zeros(BLOCKS, *shape, dtype=dtype) for dtype, shape in shapes]
+    one, two = world[0].paged_kv(layers, kv_dim=None), world[1].paged_kv(others, kv_dim=None)
+    assert one.put(["a", "b"], [1, 3]) == [None, None]
+    put = one.begin_put(["c"], [2])
+    put.write(range(1, 3))
+    assert put.commit() == [None]
+    assert two.get(["b", "a", "c"], [0, 1, 2]) == [None] * 3
+    for mine, theirs in zip(layers, others, strict=True):
+        assert torch.equal(mine[[3, 1, 2]].view(torch.uint8), theirs[:3].view(torch.uint8))
+    assert world[0].get("a").shape == (sum(sizes),)
+    one.put(["part"], [2], layers=range(1, 3))
+    assert two.get(["part"], [3], layers=range(1, 3)) == [None]
+    assert torch.equal(others[2][3], layers[2][2])
+    with pytest.raises(InvalidArgument, match="layers of several shapes have no layout"):
+        two.get(["a"], [0], layers=range(1), held=range(2))
+    for wrong, why in (
+        ([layers[0], others[1][:2]], "as many blocks each, not 2 and 4"),
+        ([layers[0], others[1].transpose(1, 3)], "stride 1"),
+    ):
+        with pytest.raises(InvalidArgument, match=why):
+            world[0].paged_kv(wrong, kv_dim=None)
+    meeting = by_block.view(BLOCKS, 256)
+    paged = world[1].paged_kv([meeting[:, :64], meeting[:, 60:100]], kv_dim=None)
+    with pytest.raises(InvalidArgument, match="share memory"):
+        paged.get(["a"], [0])
+    world[1].paged_kv([meeting[:, :64], meeting[:, 64:100]], kv_dim=None)
 
 
 def test_counted_as_traffic(world: World) -> None:
