@@ -6,6 +6,7 @@ The first line holds the arguments of `vllm.LLM`. A command is `{"do": name, ...
 
 import faulthandler
 import functools
+import importlib
 import json
 import os
 import sys
@@ -38,6 +39,12 @@ class Child:
     """The engine, and what its parent may ask of it."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
+        for name in arguments.pop("before", ()):  # functions of modules, to be called before the engine is made
+            module, _, function = name.partition(":")
+            getattr(importlib.import_module(module), function)()
+        for name in arguments.pop("before", ()):  # functions of modules, to be called before the engine is made
+            module, _, function = name.partition(":")
+            getattr(importlib.import_module(module), function)()
         from vllm import LLM
         from vllm.config import KVTransferConfig
 
@@ -178,16 +185,16 @@ class Child:
         if not after_lookup:
             return sum(self._each_worker(drop_stored))
         workers = _nanokv(self._scheduler_connector())._scheduler.workers
-        ask = workers.prefix_length
+        ask = workers.found
 
-        def prefix_length(hashes: Any) -> int:
-            found = int(ask(hashes))
-            if found:
+        def found(asked: Any) -> list[bytes]:
+            answers: list[bytes] = ask(asked)
+            if any(map(any, answers)):
                 self._each_worker(drop_stored)
-                workers.prefix_length = ask
-            return found
+                workers.found = ask
+            return answers
 
-        workers.prefix_length = prefix_length
+        workers.found = found
         return 0
 
     def time_connector(self) -> None:
@@ -241,12 +248,10 @@ def worker_stats(worker: Any) -> dict[str, Any]:
 
 def alter_stored(worker: Any, every: int) -> int:
     """Double the values of every so many objects in this rank's segment."""
-    import torch
-
     cache = _cache()
     cache.flush()
     # in place: the objects may be of writers with other identities, whose digests this cache refuses
-    dtype, segment = getattr(torch, cache.options.identity.layout.dtype), cache.engine.heap.segment(cache.rank)
+    dtype, segment = worker.model_config.dtype, cache.engine.heap.segment(cache.rank)
     records = cache.engine.poller.index.rows()[1][::every]
     for base, nbytes in zip(records["payload_base"].tolist(), records["bytes_total"].tolist(), strict=True):
         segment[base : base + nbytes].view(dtype).mul_(2)

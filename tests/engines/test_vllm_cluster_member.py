@@ -114,12 +114,12 @@ def test_blocks_of_other_nodes_are_counted_once(members: list[Any]) -> None:
     two.paged_kv(mine, kv_dim=1).put(keys[:1], [5])
     one.paged_kv(theirs, kv_dim=1).put(keys[1:3], [0, 1])
     until(lambda: reachable_prefix(two, keys)[0] == 3, "the events")
-    loads = ClusterLoads(two, mine, 1)
-    *good, missing = loads.get_async(keys, [0, 1, 2, 3]).result(60)
+    loads = ClusterLoads(two, {0: (mine, 1)})
+    *good, missing = loads.groups[0].get_async(keys, [0, 1, 2, 3]).result(60)
     assert good == [None] * 3 and isinstance(missing, KeyNotFound)
     assert torch.equal(mine[2][1:3], theirs[2][:2]) and torch.equal(mine[2][0], mine[2][5])
     assert (loads.take_remote(), loads.take_remote()) == (2, 0)
-    assert loads.get_async(keys[:3], [0, 1, 2]).result(60) == [None] * 3
+    assert loads.groups[0].get_async(keys[:3], [0, 1, 2]).result(60) == [None] * 3
     assert loads.take_remote() == 0
     loads.close()
 

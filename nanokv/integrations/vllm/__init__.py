@@ -5,10 +5,12 @@ settings        the flags in `kv_connector_extra_config`
 identity        what the engine's configuration says about the KV: model, tokenizer, tenant, layout
 facts           what engines say that their KV means, so that users are told which setting differs when two engines
                 share nothing
+groups          which blocks of each group of layers a hit needs
+hashes          the hash of a prefix, also where it ends no block
 scheduler       the scheduler's side: which blocks are loaded, and which are stored
-tails           the last, partly filled block of a prompt
 lookup          how the scheduler asks the workers which blocks are there
 metadata        what the scheduler tells the workers in each step
+layers          the engine's cache as objects, group by group
 worker          a worker's side: attaches to the world, and loads
 saving          a worker's stores
 engine_write    stores by the kernel that writes the engine's cache, on a GPU

@@ -6,7 +6,7 @@ Stores go to this node, as without a cluster: other nodes learn of them by event
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +21,7 @@ from nanokv.types import Key
 
 if TYPE_CHECKING:
     from nanokv.cluster import NanoKVCluster
+    from nanokv.cluster.paged import ClusterPagedKV
 
 logger = logging.getLogger(f"vllm.{__name__}")  # vLLM shows what is under its own name
 
@@ -86,11 +87,25 @@ class ClusterLookups:
         if started < self._rests_until:
             return self._cluster.world.prefix_length(hashes)
         found, lost = reachable_prefix(self._cluster, hashes)
+        self._judge(started, lost)
+        return found
+
+    def each(self, hashes: Sequence[bytes]) -> list[bool]:
+        """Which blocks can be read; those of nodes that are lost cannot."""
+        started, lost = time.monotonic(), None
+        if started >= self._rests_until:
+            try:
+                return self._cluster.exists_many(hashes)
+            except PeerLost as error:
+                lost = error
+        self._judge(started, lost)
+        return self._cluster.world.exists_many(hashes)
+
+    def _judge(self, started: float, lost: PeerLost | None) -> None:
         took = time.monotonic() - started
         if lost is not None and took > HELD_UP:
             self._rests_until = time.monotonic() + RESTS * took
             logger.warning("NanoKV: a look-up took %.1f s; the next ones ask this node only: %s", took, lost)
-        return found
 
 
 class ClusterLoads:
@@ -99,14 +114,43 @@ class ClusterLoads:
     A node that is lost is the error of the blocks that may lie there (PeerLost), like a block that has gone.
 
     Args:
-        layers, kv_dim: as for `NanoKVCache.paged_kv`.
+        groups: by group, `layers` and `kv_dim` as for `NanoKVCache.paged_kv`.
     """
 
-    def __init__(self, cluster: "NanoKVCluster", layers: Sequence[torch.Tensor], kv_dim: int | None) -> None:
-        self._world, self._paged = cluster.world, cluster.paged_kv(layers, kv_dim=kv_dim)
-        self._worker = Worker(f"nanokv-load-{cluster.world.rank}", layers[0].device)
+    def __init__(
+        self, cluster: "NanoKVCluster", groups: Mapping[int, tuple[Sequence[torch.Tensor], int | None]]
+    ) -> None:
+        self.world = cluster.world
+        self.groups = {
+            group: GroupLoads(self, cluster.paged_kv(layers, kv_dim=kv_dim))
+            for group, (layers, kv_dim) in groups.items()
+        }
+        device = next(iter(groups.values()))[0][0].device
+        self.worker = Worker(f"nanokv-load-{cluster.world.rank}", device)
         self._lock = threading.Lock()
         self._remote = 0
+
+    def note(self, remote: int) -> None:
+        """Count blocks that came from other nodes."""
+        with self._lock:
+            self._remote += remote
+
+    def take_remote(self) -> int:
+        """How many blocks of other nodes were loaded since the last call."""
+        with self._lock:
+            remote, self._remote = self._remote, 0
+            return remote
+
+    def close(self) -> None:
+        """Finish what was begun."""
+        self.worker.close()
+
+
+class GroupLoads:
+    """The loads of one group."""
+
+    def __init__(self, loads: ClusterLoads, paged: "ClusterPagedKV") -> None:
+        self._loads, self._paged = loads, paged
 
     def get_async(
         self,
@@ -118,7 +162,7 @@ class ClusterLoads:
         source: KVLayout | None = None,
     ) -> Handle[list[NanoKVError | None]]:
         """Get as `PagedKV.get_async` does."""
-        return self._worker.submit(lambda: self._get(keys, blocks, layers, held, source))
+        return self._loads.worker.submit(lambda: self._get(keys, blocks, layers, held, source))
 
     def _get(
         self,
@@ -128,19 +172,8 @@ class ClusterLoads:
         held: range | None,
         source: KVLayout | None,
     ) -> list[NanoKVError | None]:
-        here = self._world.exists_many(keys) if source is None else [True] * len(blocks)
+        here = self._loads.world.exists_many(keys) if source is None else [True] * len(blocks)
         errors = self._paged.get(keys, blocks, layers=layers, held=held, source=source)
         remote = sum(error is None and not mine for error, mine in zip(errors, here, strict=False))
-        with self._lock:
-            self._remote += remote
+        self._loads.note(remote)
         return errors
-
-    def take_remote(self) -> int:
-        """How many blocks of other nodes were loaded since the last call."""
-        with self._lock:
-            remote, self._remote = self._remote, 0
-            return remote
-
-    def close(self) -> None:
-        """Finish what was begun."""
-        self._worker.close()

@@ -9,26 +9,24 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
+    SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.v1.kv_cache_interface import (
-    ChunkedLocalAttentionSpec,
-    FullAttentionSpec,
-    MLAAttentionSpec,
-    SlidingWindowSpec,
-    iter_layer_specs,
-)
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
+from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+from vllm.v1.kv_cache_interface import MambaSpec, iter_layer_specs
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from nanokv.errors import InvalidArgument
+from nanokv.integrations.vllm.groups import Group, Reach, groups_of, has_states
+from nanokv.integrations.vllm.hashes import PrefixHashes
 from nanokv.integrations.vllm.lookup import Workers, place_of
 from nanokv.integrations.vllm.metadata import Step
 from nanokv.integrations.vllm.scheduler import SchedulerSide
 from nanokv.integrations.vllm.settings import Settings, parse
 from nanokv.integrations.vllm.stats import NanoKVPromMetrics, NanoKVStats
-from nanokv.integrations.vllm.tails import Tails
 from nanokv.integrations.vllm.worker import WorkerSide, ranks_of
 
 if TYPE_CHECKING:
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from vllm.v1.attention.backend import AttentionMetadata
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+    from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
@@ -46,13 +44,11 @@ if TYPE_CHECKING:
 # --- what the connector does not support, said when the engine starts instead of by wrong tokens ---
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is under its own name
 
-#: whose blocks hold the KV of their own tokens, and are full after the last of them
-_KINDS = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec, MLAAttentionSpec)
 _STABLE_HASHES = ("sha256", "sha256_cbor")  #: equal in every process without PYTHONHASHSEED
 
 
 def check_model(config: "VllmConfig") -> None:
-    """Refuse a model whose KV is no blocks of tokens, or is not right in vLLM itself, before its cache is planned.
+    """Refuse a model whose KV depends on more than tokens, or is not right in vLLM itself, before its cache is planned.
 
     Raises:
         InvalidArgument: it says what the model has.
@@ -60,11 +56,6 @@ def check_model(config: "VllmConfig") -> None:
     model = config.model_config
     if model.is_encoder_decoder:
         raise InvalidArgument("NanoKV does not support encoder-decoder models: cross attention has KV of the input")
-    if model.is_hybrid or model.is_attention_free:
-        raise InvalidArgument(
-            f"NanoKV does not support {_name(config)}: its layers have states (Mamba, linear attention, convolutions), "
-            "which are no blocks of tokens"
-        )
     if model.use_mla and current_platform.device_type == "cpu":
         raise InvalidArgument(
             f"NanoKV does not support {_name(config)} on a CPU: with latent attention (MLA) vLLM's kernels for CPUs "
@@ -76,14 +67,17 @@ def _name(config: "VllmConfig") -> str:
     return ", ".join(config.model_config.architectures) or "this model"
 
 
-def check_supported(config: "VllmConfig", kv_cache_config: "KVCacheConfig", settings: "Settings") -> None:
-    """Refuse an engine whose KV cannot be stored and loaded by whole blocks of one kind.
+def checked_groups(config: "VllmConfig", kv_cache_config: "KVCacheConfig", settings: "Settings") -> list[Group]:
+    """The groups of layers of an engine, whose KV can be stored and loaded block by block.
 
     Raises:
-        InvalidArgument: it names the setting, and what to change.
+        InvalidArgument: it cannot; it names the setting, and what to change.
     """
     check_model(config)
-    _check_blocks(config, kv_cache_config, settings)
+    if not kv_cache_config.kv_cache_groups:
+        raise InvalidArgument(f"NanoKV has nothing to do for {_name(config)}: it has no KV cache")
+    groups = groups_of(kv_cache_config, _name(config))
+    _check_loads(config, kv_cache_config, groups, settings)
     parallel, transfer = config.parallel_config, config.kv_transfer_config
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
@@ -104,49 +98,57 @@ def check_supported(config: "VllmConfig", kv_cache_config: "KVCacheConfig", sett
             "With 'recompute' it is computed instead.",
             transfer.kv_load_failure_policy,
         )
+    return groups
 
 
-def _check_blocks(config: "VllmConfig", kv_cache_config: "KVCacheConfig", settings: "Settings") -> None:
-    """Refuse what is no one group of blocks of a kind that is known."""
-    groups = kv_cache_config.kv_cache_groups
-    if not groups:
-        raise InvalidArgument(f"NanoKV has nothing to do for {_name(config)}: it has no KV cache")
-    if len(groups) > 1:
-        kinds = ", ".join(sorted({_kind(spec) for group in groups for spec in iter_layer_specs(group.kv_cache_spec)}))
-        raise InvalidArgument(
-            f"NanoKV moves blocks of one kind, and this model has {len(groups)} groups of KV caches ({kinds}): start "
-            "vLLM with --disable-hybrid-kv-cache-manager"
+def _check_loads(
+    config: "VllmConfig", kv_cache_config: "KVCacheConfig", groups: list[Group], settings: "Settings"
+) -> None:
+    """Refuse to load layer by layer what cannot be, and tell of an engine that will load nothing."""
+    states = has_states(groups)
+    if states and current_platform.device_type == "cpu":
+        _check_states_on_a_cpu(config, kv_cache_config)
+    if settings.load == "layer" and any(group.reach is not Reach.ALL for group in groups):
+        what = (
+            "has states: vLLM copies them before they are loaded"
+            if states
+            else "has attention with a window: if a block is lost, the blocks before it are needed again, and the step "
+            "has begun without them"
         )
-    specs = list(iter_layer_specs(groups[0].kv_cache_spec))
-    unknown = sorted({_kind(spec) for spec in specs if type(spec) not in _KINDS})
-    if unknown:
-        raise InvalidArgument(f"NanoKV does not support the KV of {_name(config)}: {', '.join(unknown)}")
-    if any(getattr(spec, "non_causal", False) for spec in specs):
         raise InvalidArgument(
-            f"NanoKV does not support {_name(config)}: its attention is not causal, so the KV of a block depends on "
-            "the tokens after it"
+            f"nanokv.load=layer does not go with {_name(config)}, which {what}; take nanokv.load=async"
         )
-    sizes = sorted({spec.page_size_bytes for spec in specs})
-    if len(sizes) > 1:
+    if settings.load == "layer" and len(groups) > 1:
         raise InvalidArgument(
-            f"NanoKV moves blocks whose layers are of one shape, and layers of this model have blocks of "
-            f"{' and '.join(map(str, sizes))} bytes: a draft model of another shape (--speculative-config), or layers "
-            f"of several kinds in {_name(config)}"
+            f"nanokv.load=layer does not go with {_name(config)}, whose layers are {len(groups)} groups: vLLM takes no "
+            "report of lost blocks of those; take nanokv.load=async"
         )
-    windowed = any(isinstance(spec, SlidingWindowSpec | ChunkedLocalAttentionSpec) for spec in specs)
-    if windowed and settings.load == "layer":
-        raise InvalidArgument(
-            f"nanokv.load=layer does not go with {_name(config)}, whose attention has a window: if a block is lost, "
-            "the blocks before it are needed again, and the step has begun without them; take nanokv.load=async"
+    if states and not all(group.has_hashed_states for group in groups):
+        logger.warning(
+            "NanoKV: without prefix caching vLLM keeps no states of %s that another request could go on from: prompts "
+            "are handed over as a whole by a kv_producer, and nothing else is loaded.",
+            _name(config),
         )
 
 
-def _kind(spec: "KVCacheSpec") -> str:
-    return type(spec).__name__.removesuffix("Spec")
+def _check_states_on_a_cpu(config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
+    """Refuse states with which vLLM 0.32 itself is wrong on a CPU."""
+    specs = [spec for each in kv_cache_config.kv_cache_groups for spec in iter_layer_specs(each.kv_cache_spec)]
+    for spec in specs:
+        if isinstance(spec, MambaSpec) and spec.mamba_type is MambaAttentionBackendEnum.SHORT_CONV:
+            raise InvalidArgument(
+                f"NanoKV does not support {_name(config)} on a CPU: with short convolutions vLLM's kernels for CPUs "
+                "give other tokens from its own prefix cache, and for several requests together, than for one alone"
+            )
+        if isinstance(spec, MambaSpec) and spec.mamba_cache_mode == "align" and spec.num_prefill_checkpoint_blocks:
+            raise InvalidArgument(
+                f"NanoKV does not support {_name(config)} on a CPU with prefix caching: vLLM's kernels for CPUs end "
+                "with an IndexError at a prompt of several blocks; start vLLM with --no-enable-prefix-caching"
+            )
 
 
 # --- the connector ----------------------------------------------------------------------------
-class NanoKVConnector(KVConnectorBase_V1):
+class NanoKVConnector(KVConnectorBase_V1, SupportsHMA):
     """KV of whole blocks, in memory that engines share.
 
     Raises:
@@ -156,7 +158,8 @@ class NanoKVConnector(KVConnectorBase_V1):
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._settings: Settings = parse(self._kv_transfer_config.kv_connector_extra_config)
-        check_supported(vllm_config, kv_cache_config, self._settings)
+        self._groups = checked_groups(vllm_config, kv_cache_config, self._settings)
+        self._planned = kv_cache_config
         self._ranks = ranks_of(vllm_config, self._settings)
         shared = self._ranks.world_size > vllm_config.parallel_config.world_size or self._settings.cluster
         self._cache_hit_source = CacheHitSource.P2P if shared else CacheHitSource.HOST
@@ -178,11 +181,13 @@ class NanoKVConnector(KVConnectorBase_V1):
 
     # --- the scheduler ---
     def _scheduler_side(self) -> SchedulerSide:
-        transfer, settings, cache = self._kv_transfer_config, self._settings, self._vllm_config.cache_config
-        workers = self._vllm_config.parallel_config.world_size
+        transfer, settings, config = self._kv_transfer_config, self._settings, self._vllm_config
+        workers = config.parallel_config.world_size
+        alignment, unit = resolve_kv_cache_block_sizes(self._planned, config)
         return SchedulerSide(
-            cache.block_size,
-            Tails(cache.block_size, cache.prefix_caching_hash_algo),
+            self._groups,
+            PrefixHashes(unit, config.cache_config.prefix_caching_hash_algo),
+            self._planned.cache_hit_alignment_tokens or alignment,
             Workers([place_of(transfer.engine_id, settings.name, part) for part in range(workers)]),
             loads=transfer.is_kv_consumer,
             stores=transfer.is_kv_producer,
@@ -191,8 +196,17 @@ class NanoKVConnector(KVConnectorBase_V1):
             ranks=self._ranks.world_size,
             save_generated=settings.save_generated,
             save_tails=transfer.kv_role == "kv_producer" if settings.save_tails is None else settings.save_tails,
+            hands_over=transfer.kv_role == "kv_producer",
             in_flight=max(self._vllm_config.parallel_config.pipeline_parallel_size, 1) + 1,  # if it schedules ahead
         )
+
+    def on_new_request(self, request: "Request") -> None:
+        self._deciding().begins(request)
+
+    def request_finished_all_groups(
+        self, request: "Request", block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return False, None  # all is stored by the end of the step that has filled it
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         return self._deciding().matched_tokens(request, num_computed_tokens)
@@ -215,7 +229,7 @@ class NanoKVConnector(KVConnectorBase_V1):
 
     # --- a worker ---
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        self._worker = WorkerSide(self._vllm_config, self._settings, kv_caches)
+        self._worker = WorkerSide(self._vllm_config, self._settings, self._planned, self._groups, kv_caches)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)

@@ -64,7 +64,7 @@ _WITHOUT_KV = {"ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator"}  #: w
 _ORIGIN = {"transformers_version", "auto_map", "id2label", "label2id"}
 
 
-def identity_of(config: "VllmConfig", settings: "Settings", layout: KVLayout) -> Identity:
+def identity_of(config: "VllmConfig", settings: "Settings", layout: KVLayout | None) -> Identity:
     """The identity of what one worker stores.
 
     Adapters, inputs other than text, and cache salts are in the engine's own hashes of blocks.
@@ -74,8 +74,13 @@ def identity_of(config: "VllmConfig", settings: "Settings", layout: KVLayout) ->
     return Identity(model=f"{facts['model']} facts={digest}", tenant=settings.namespace, layout=layout)
 
 
-def told_facts(config: "VllmConfig", settings: "Settings", layout: KVLayout) -> Facts:
-    """`facts_of`, and what of the layout users have settings for. A tensor-parallel degree is none: slices are read."""
+def told_facts(config: "VllmConfig", settings: "Settings", layout: KVLayout | None) -> Facts:
+    """`facts_of`, and what of the layout users have settings for.
+
+    A tensor-parallel degree is none, as slices are read: but not of several groups of layers, which have no layout.
+    """
+    if layout is None:
+        return facts_of(config, settings) | {"tensor_parallel_size": str(config.parallel_config.tensor_parallel_size)}
     own = {"kv_heads": layout.kv_heads, "head_size": layout.head_size, "kv_dtype": layout.dtype}
     return facts_of(config, settings) | {name: str(value) for name, value in own.items()}
 

@@ -12,12 +12,13 @@ import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import xxhash
 from vllm.logger import init_logger
 
 from nanokv.errors import HeapUnavailable
+from nanokv.integrations.vllm.metadata import Asked
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is under its own name
 
@@ -25,8 +26,9 @@ logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is under its own nam
 class Answers(Protocol):
     """What a worker answers. It is called from a thread of its own."""
 
-    def prefix_length(self, hashes: Sequence[bytes]) -> int:
-        """How many of the first blocks are there, given by the engine's hashes."""
+    def found(self, asked: Sequence[Asked]) -> list[bytes]:
+        """Which blocks are there: an answer to each question, a byte for each block, 1 if it is; a shorter answer says
+        that those after it are not."""
         ...
 
     def reset(self, number: int) -> bool:
@@ -87,9 +89,9 @@ class LookupServer:
     def _answer(self, asker: Connection) -> None:
         with asker, contextlib.suppress(EOFError, OSError):
             while not self._closed:
-                asked = asker.recv()  # the hashes of blocks, or the number of a reset
+                asked = asker.recv()  # which blocks are there, or the number of a reset
                 reset = isinstance(asked, int)
-                asker.send(self._answers.reset(asked) if reset else self._answers.prefix_length(asked))
+                asker.send(self._answers.reset(asked) if reset else self._answers.found(asked))
 
     def close(self) -> None:
         """Answer no more. Idempotent."""
@@ -123,25 +125,25 @@ class Workers:
         self._workers: list[Connection] = []
         self._warned = False
 
-    def prefix_length(self, hashes: Sequence[bytes]) -> int:
-        """How many of the first blocks every worker has its part of. 0 if a worker does not answer."""
+    def found(self, asked: Sequence[Asked]) -> list[bytes]:
+        """Which blocks every worker has its part of, as `Answers.found`. None if a worker does not answer."""
         here = self._all_here()
         if here is not None:
-            return min(worker.prefix_length(hashes) for worker in here)
+            return _of_all([worker.found(asked) for worker in here])
         try:
-            return min(map(int, self._ask(list(hashes))))
+            return _of_all(self._ask(list(asked)))
         except (EOFError, OSError) as error:
             self.close()  # the next question is asked anew: answers to this one must not be taken for answers to it
             if not self._warned:
                 logger.warning("NanoKV: nothing is loaded, because a worker does not answer: %s", error)
             self._warned = True
-            return 0
+            return [b""] * len(asked)
 
     def reset(self, number: int) -> bool:
         """Have all workers forget what was stored. False: one does not answer, or could not tell everybody."""
         here = self._all_here()
         if here is not None:
-            answers: list[bool | int] = [worker.reset(number) for worker in here]
+            answers = [worker.reset(number) for worker in here]
             return all(answers)
         try:
             return all(self._ask(number))
@@ -154,7 +156,7 @@ class Workers:
         """The workers, if they are in this process."""
         return [_here[place] for place in self._places] if all(place in _here for place in self._places) else None
 
-    def _ask(self, question: list[bytes] | int) -> list[int | bool]:
+    def _ask(self, question: list[Asked] | int) -> list[Any]:
         if not self._workers:
             self._workers = [Client(place, "AF_UNIX") for place in self._places]
         for worker in self._workers:
@@ -166,3 +168,8 @@ class Workers:
         for worker in self._workers:
             worker.close()
         self._workers = []
+
+
+def _of_all(answers: Sequence[Sequence[bytes]]) -> list[bytes]:
+    """What all workers have, of each question."""
+    return [bytes(min(some) for some in zip(*each, strict=False)) for each in zip(*answers, strict=True)]

@@ -5,7 +5,7 @@ In a cluster it joins that too, as the member of its rank: all workers of a worl
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.logger import init_logger
-from vllm.model_executor.models.utils import extract_layer_index
 
 from nanokv.background import Handle
 from nanokv.cache.cache import NanoKVCache
@@ -25,9 +24,11 @@ from nanokv.heap.shm_tools import list_worlds, remove_world
 from nanokv.integrations.vllm.cluster import ClusterLoads, ClusterLookups, join
 from nanokv.integrations.vllm.engine_write import EngineWrite
 from nanokv.integrations.vllm.facts import FactsFiles, Mismatches, packed
+from nanokv.integrations.vllm.groups import Group
 from nanokv.integrations.vllm.identity import identity_of, told_facts
+from nanokv.integrations.vllm.layers import Layers, layers_of
 from nanokv.integrations.vllm.lookup import LookupServer, place_of, private_folder
-from nanokv.integrations.vllm.metadata import TARGET_PARAMETER, BlockLoad, Step
+from nanokv.integrations.vllm.metadata import TARGET_PARAMETER, Asked, BlockLoad, GroupBlocks, Step
 from nanokv.integrations.vllm.saving import Saves
 from nanokv.integrations.vllm.settings import Ranks, Settings
 from nanokv.integrations.vllm.stats import NanoKVStats, WorkerCounts
@@ -38,6 +39,7 @@ from nanokv.types import Key
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
 
     from nanokv.cluster import NanoKVCluster
 
@@ -53,12 +55,12 @@ class Sources:
     """The sources of one worker.
 
     Args:
-        mine: the layout of this worker's own objects.
+        mine: the layout of this worker's own objects; None: others have none that could be read.
         cluster: whose nodes may have blocks too.
     """
 
     def __init__(
-        self, cache: NanoKVCache, paged: PagedKV, mine: KVLayout, cluster: "NanoKVCluster | None" = None
+        self, cache: NanoKVCache, paged: PagedKV, mine: KVLayout | None, cluster: "NanoKVCluster | None" = None
     ) -> None:
         self._cache, self._paged, self._mine = cache, paged, mine
         self._all_nodes = ClusterLookups(cluster) if cluster is not None else None
@@ -68,6 +70,10 @@ class Sources:
     def prefix_length(self, hashes: Sequence[bytes]) -> int:
         """How many of the first blocks this worker can read its part of."""
         return self._best(hashes)[0]
+
+    def each(self, hashes: Sequence[bytes]) -> bytes:
+        """Which blocks of this worker's own layout there are: a byte for each, 1 if it is."""
+        return bytes(self._cache.exists_many(hashes) if self._all_nodes is None else self._all_nodes.each(hashes))
 
     def source(self, hashes: Sequence[bytes]) -> KVLayout | None:
         """Where these blocks are to be read from: the `source` of `PagedKV.get`."""
@@ -88,21 +94,24 @@ class Sources:
         return best
 
     def _other_layouts(self) -> list[KVLayout]:
+        mine = self._mine
+        if mine is None:
+            return []
         now = time.monotonic()
         if now - self._looked >= LOOK_SECONDS:
             self._looked = now
             writers = {replace(row.layout, tp_rank=0) for row in self._cache.layouts() if row.is_mine}
-            self._others = [source for source in writers if self._is_readable(source)]
+            self._others = [source for source in writers if self._is_readable(source, mine)]
         return self._others
 
-    def _is_readable(self, source: KVLayout) -> bool:
-        if source == replace(self._mine, tp_rank=0) or source.block_size != self._mine.block_size:
+    def _is_readable(self, source: KVLayout, mine: KVLayout) -> bool:
+        if source == replace(mine, tp_rank=0) or source.block_size != mine.block_size:
             return False  # read without a source; or the engine's hashes of its blocks are others
         try:
             self._paged.prefix_length([], source=source)
         except InvalidArgument:
             return False
-        return source.layers == self._mine.layers and source.first_layer == self._mine.first_layer
+        return source.layers == mine.layers and source.first_layer == mine.first_layer
 
 
 # --- A worker's loads: blocks of objects into blocks of the engine's cache, in a background thread ---
@@ -128,24 +137,35 @@ class Blocks(Protocol):
         ...
 
 
+class _Part(NamedTuple):
+    """Blocks of one group, of some layers, that are being loaded: with an error or None for each."""
+
+    blocks: list[int]
+    layers: range
+    errors: Handle[list[NanoKVError | None]]
+
+
 @dataclass(slots=True)
 class _Load:
     work: BlockLoad
-    parts: list[tuple[range, Handle[list[NanoKVError | None]]]]  #: layers, and their errors per block
+    parts: list[_Part]
 
     def done(self) -> bool:
-        return all(handle.done() for _, handle in self.parts)
+        return all(part.errors.done() for part in self.parts)
 
 
 class Loads:
     """The loads of one worker.
 
     Args:
+        paged: by group, where its blocks come from.
         layers: of the model that this worker has.
-        by_layer: whether a forward pass begins before its last layers are loaded.
+        by_layer: whether a forward pass begins before its last layers are loaded; then there is one group.
     """
 
-    def __init__(self, paged: Blocks, reading: Sources, layers: int, counts: WorkerCounts, *, by_layer: bool) -> None:
+    def __init__(
+        self, paged: Mapping[int, Blocks], reading: Sources, layers: int, counts: WorkerCounts, *, by_layer: bool
+    ) -> None:
         self._paged = paged
         self._reading = reading
         self._all = range(layers)
@@ -156,31 +176,35 @@ class Loads:
         self._failed: set[int] = set()
         self._failed_whole: set[str] = set()
 
-    def start(self, loads: list[BlockLoad]) -> None:
+    def start(self, loads: Sequence[BlockLoad]) -> None:
         """Begin to load, the first layers of all requests first."""
-        begun = [(_Load(work, []), self._reading.source(work.hashes)) for work in loads]
-        for part in self._parts:
-            for load, source in begun:
-                load.parts.append((part, self._get(load.work, part, source)))
+        begun = [(_Load(work, []), [self._reading.source(part.hashes) for part in work.parts]) for work in loads]
+        for layers in self._parts:
+            for load, sources in begun:
+                for part, source in zip(load.work.parts, sources, strict=True):
+                    load.parts.append(_Part(part.blocks, layers, self._get(part, layers, source)))
         self._under_way += [load for load, _ in begun]
 
-    def _get(self, work: BlockLoad, part: range, source: KVLayout | None) -> Handle[list[NanoKVError | None]]:
-        held = None if part == self._all or source is not None else self._all
-        return self._paged.get_async(work.hashes, work.blocks, layers=part, held=held, source=source)
+    def _get(self, part: GroupBlocks, layers: range, source: KVLayout | None) -> Handle[list[NanoKVError | None]]:
+        paged = self._paged[part.group]
+        if layers == self._all:
+            return paged.get_async(part.hashes, part.blocks, source=source)
+        held = None if source is not None else self._all
+        return paged.get_async(part.hashes, part.blocks, layers=layers, held=held, source=source)
 
     def wait(self, layer: int) -> None:
         """Wait until this layer of all that was begun is loaded, or is not there."""
         for load in self._under_way:
-            for part, handle in load.parts:
-                if layer in part:
+            for part in load.parts:
+                if layer in part.layers:
                     with suppress(Exception):  # `finished` reports it
-                        handle.wait()
+                        part.errors.wait()
 
     def rest(self) -> None:
         """Wait for the oldest load, a moment at most: a step without work would only take the interpreter from it."""
-        for _, handle in self._under_way[0].parts if self._under_way else ():
+        for part in self._under_way[0].parts if self._under_way else ():
             with suppress(Exception):  # `finished` reports it
-                handle.result(REST_SECONDS)
+                part.errors.result(REST_SECONDS)
 
     def finished(self) -> set[str]:
         """The requests whose loads have ended since the last call, well or not."""
@@ -195,26 +219,27 @@ class Loads:
         if work.whole and errors:
             self._failed_whole.add(work.request)
         else:
-            self._failed.update(work.blocks[i] for i in errors)
-        self._counts.loaded += len(work.blocks) - len(errors)
+            self._failed.update(errors)
+        count = sum(len(part.blocks) for part in work.parts)
+        self._counts.loaded += count - len(errors)
         self._counts.lost += len(errors)
         for damaged in (True, False):
             some = [error for _, error in sorted(errors.items()) if isinstance(error, SegmentCorrupt) is damaged]
             if some:
-                what, count = "damaged" if damaged else "gone", f"{len(some)} of {len(work.blocks)}"
-                line = f"NanoKV: {count} blocks of {work.request} are {what}, and are computed: {some[0]}"
+                what, share = "damaged" if damaged else "gone", f"{len(some)} of {count}"
+                line = f"NanoKV: {share} blocks of {work.request} are {what}, and are computed: {some[0]}"
                 self._seldom.warn(type(some[0]).__name__, line)
             self._counts.damaged += len(some) if damaged else 0
 
     def _errors(self, load: _Load) -> dict[int, Exception]:
-        """Per place of a block in the load that has failed, why."""
+        """Per block of the cache that could not be filled, why."""
         found: dict[int, Exception] = {}
-        for _, handle in load.parts:
+        for part in load.parts:
             try:
-                answers = handle.result()
+                answers: Sequence[Exception | None] = part.errors.result()
             except Exception as error:
-                return dict.fromkeys(range(len(load.work.blocks)), error)
-            found |= {i: error for i, error in enumerate(answers) if error is not None}
+                answers = [error] * len(part.blocks)
+            found |= {block: error for block, error in zip(part.blocks, answers, strict=True) if error is not None}
         return found
 
     def take_failed(self) -> set[int]:
@@ -236,87 +261,6 @@ def growing_parts(layers: int) -> Iterator[range]:
         first, count = first + count, 2 * count
 
 
-# --- the engine's cache as `PagedKV` takes it, and the layout of the objects that come of it ---
-# vLLM gives every layer as [blocks, heads, tokens, packed], of any strides, where `packed` holds K and V of a token.
-# On a GPU these are K, then V, and an object is [layers, K and V, tokens, heads, head_size], which engines of other
-# layouts can read. On a CPU the kernels arrange the tokens of a head in their own way (K is transposed), and latents
-# are no K and V: then each head of a block is moved as it is, as if it were one token, and only heads can be told
-# apart.
-DIMENSIONS = 4
-
-
-class Layers(NamedTuple):
-    """The layers of one worker that have a cache of their own, in the order of the model."""
-
-    names: list[str]
-    planes: list[torch.Tensor]  #: as `PagedKV` takes them
-    kv_dim: int | None  #: of the planes
-    layout: KVLayout  #: of the objects
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of an object."""
-        return sum(plane[0].numel() * plane.element_size() for plane in self.planes)
-
-
-def layers_of(config: "VllmConfig", kv_caches: dict[str, torch.Tensor], rank: int) -> Layers:
-    """The layers that vLLM registers.
-
-    Args:
-        rank: of tensor parallelism.
-
-    Raises:
-        InvalidArgument: they are not as above.
-    """
-    own = _distinct(kv_caches)
-    tensors = list(own.values())
-    first = tensors[0]
-    if any(tensor.dim() != DIMENSIONS for tensor in tensors):
-        raise InvalidArgument(f"a layer's cache must have four dimensions, not {[list(t.shape) for t in tensors]}")
-    head_size, packed = config.model_config.get_head_size(), first.shape[3]
-    apart = first.device.type != "cpu" and packed == 2 * head_size and not config.model_config.use_mla
-    planes = [_halves(tensor, head_size) if apart else _heads(tensor) for tensor in tensors]
-    return Layers(list(own), planes, 1 if apart else None, _layout(config, planes[0], own, rank, apart=apart))
-
-
-def _halves(tensor: torch.Tensor, head_size: int) -> torch.Tensor:
-    """[blocks, K and V, tokens, heads, head_size], sharing memory."""
-    return tensor.view(*tensor.shape[:3], 2, head_size).permute(0, 3, 2, 1, 4)
-
-
-def _heads(tensor: torch.Tensor) -> torch.Tensor:
-    """[blocks, 1, heads, all tokens of a head], sharing memory."""
-    return tensor.view(*tensor.shape[:2], 1, -1).transpose(1, 2)
-
-
-def _distinct(kv_caches: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The layers without those that share the cache of another one."""
-    first: dict[int, str] = {}
-    for name, tensor in kv_caches.items():
-        first.setdefault(tensor.data_ptr(), name)
-    return {name: kv_caches[name] for name in first.values()}
-
-
-def _layout(
-    config: "VllmConfig", plane: torch.Tensor, layers: dict[str, torch.Tensor], rank: int, *, apart: bool
-) -> KVLayout:
-    *_, tokens, heads, size = plane.shape
-    parallel = config.parallel_config.tensor_parallel_size
-    all_heads = config.model_config.get_total_num_kv_heads()
-    divided = max(all_heads // parallel, 1) == heads  # latents are not: each rank holds all of them
-    return KVLayout(
-        layers=len(layers),
-        kv_heads=all_heads if divided else heads,
-        head_size=size,
-        block_size=tokens,
-        dtype=str(plane.dtype).removeprefix("torch."),
-        order="L2NHD" if apart else "LNHD",
-        tp_rank=rank if divided else 0,
-        tp_size=parallel if divided else 1,
-        first_layer=min(extract_layer_index(name) for name in layers),
-    )
-
-
 # --- the worker -------------------------------------------------------------------------------
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is under its own name
 
@@ -325,6 +269,7 @@ UNNAMED = "vllm-"  #: begins the name of the world of an engine without nanokv.n
 _RANDOM_ID = re.compile(UNNAMED + r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(_dp[0-9]+)?")
 GENERATION_BYTES = 8  #: behind a block's hash, in the keys of generations after the first
 ANNOUNCE_SECONDS = 0.05  #: at most, of a step that stores
+_PARTS = 16  #: pages of the largest object of several groups: what smaller ones leave of a page is little then
 MOST_PAGES = 64  #: of an object; the largest extent of a world has 128
 
 
@@ -332,6 +277,7 @@ class WorkerSide:
     """One worker of an engine: one rank of the world, and one member of the cluster, if there is one.
 
     Args:
+        cache: how vLLM has planned it. groups: of its layers.
         kv_caches: per layer, in the order of the model, as vLLM registers them (`layers_of`).
 
     Raises:
@@ -339,11 +285,20 @@ class WorkerSide:
         LinkUnavailable, ClusterUnavailable: as `NanoKVCluster`.
     """
 
-    def __init__(self, config: "VllmConfig", settings: Settings, kv_caches: dict[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        config: "VllmConfig",
+        settings: Settings,
+        cache: "KVCacheConfig",
+        groups: Sequence[Group],
+        kv_caches: dict[str, torch.Tensor],
+    ) -> None:
         transfer = config.kv_transfer_config
         assert transfer is not None
-        layers = layers_of(config, kv_caches, get_tp_group().rank_in_group)
-        self._layer_numbers = {name: number for number, name in enumerate(layers.names)}
+        layers = layers_of(config, cache, groups, kv_caches, get_tp_group().rank_in_group)
+        first = layers.groups[0]
+        self._layer_numbers = {name: number for number, name in enumerate(first.names)} if layers.layout else {}
+        self._marks = {each.group.number: each.mark for each in layers.groups}
         part = _part()
         ranks = ranks_of(config, settings)
         self._settings, self._part, self._world_size = settings, part, ranks.world_size
@@ -364,29 +319,43 @@ class WorkerSide:
         self._generations = self.cluster or self.cache
         self._generations.generation()  # the first call looks at those of others
         self._resets = 0
-        paged = self.cache.paged_kv(layers.planes, kv_dim=layers.kv_dim)
-        self._remote = ClusterLoads(self.cluster, layers.planes, layers.kv_dim) if self.cluster is not None else None
+        paged = {each.group.number: self.cache.paged_kv(each.planes, kv_dim=each.kv_dim) for each in layers.groups}
+        self._remote = (
+            ClusterLoads(self.cluster, {each.group.number: (each.planes, each.kv_dim) for each in layers.groups})
+            if self.cluster is not None
+            else None
+        )
         hold = settings.lease(transfer.kv_role)
         self.counts = WorkerCounts()
-        self._reading = Sources(self.cache, paged, layers.layout, self.cluster)
+        self._reading = Sources(self.cache, paged[first.group.number], layers.layout, self.cluster)
         by_layer = settings.load == "layer"
-        self.loading = Loads(self._remote or paged, self._reading, len(layers.names), self.counts, by_layer=by_layer)
+        sources = self._remote.groups if self._remote is not None else paged
+        self.loading = Loads(sources, self._reading, len(first.names), self.counts, by_layer=by_layer)
         saving = Saves(self.cache, paged, self._segment, hold, self.counts)
         self.saving = saving if settings.write == "engine" else _by_kernel(config, saving, layers)
         self._refused = saving.refused
         self._server = LookupServer(place_of(transfer.engine_id, settings.name, part), self)
         shared = self.cluster or self.cache
-        logger.info("NanoKV: %r, one object of %d bytes per block: %s", shared, layers.nbytes, layers.layout)
+        for each in layers.groups:
+            what = (
+                layers.layout or f"{len(each.names)} layers, {each.group.reach.value} of {each.group.block_size} tokens"
+            )
+            logger.info("NanoKV: %r, one object of %d bytes per block: %s", shared, each.nbytes, what)
 
     def _segment(self, target: int) -> int:
         return min(target + self._part, self._world_size - 1)
 
     # --- what the scheduler asks, in a thread of its own ---
-    def prefix_length(self, hashes: Sequence[bytes]) -> int:
-        """How many of the first blocks this worker can read its part of."""
+    def found(self, asked: Sequence[Asked]) -> list[bytes]:
+        """Which blocks this worker can read its part of: see `lookup.Answers`."""
         self._mismatches.look()
         with aside(self.cache.device):
-            return self._reading.prefix_length(self._keys(hashes))
+            return [self._found(each.is_prefix, self._keys(each.group, each.hashes)) for each in asked]
+
+    def _found(self, is_prefix: bool, keys: list[bytes]) -> bytes:
+        if not keys:
+            return b""
+        return b"\1" * self._reading.prefix_length(keys) if is_prefix else self._reading.each(keys)
 
     def reset(self, number: int) -> bool:
         """Let nothing be found any more that engines of this identity stored before, in any segment of any node.
@@ -402,28 +371,43 @@ class WorkerSide:
         self.cache.clear()  # for the room; nobody finds it any more
         return True
 
-    def _keys(self, hashes: Sequence[bytes]) -> list[bytes]:
-        """The keys of blocks, as they are stored since the last reset."""
+    def _keys(self, group: int, hashes: Sequence[bytes]) -> list[bytes]:
+        """The keys of blocks of a group, as they are stored since the last reset."""
         generation = self._generations.generation()
-        mark = generation.to_bytes(GENERATION_BYTES, "little") if generation else b""
+        mark = self._marks[group] + (generation.to_bytes(GENERATION_BYTES, "little") if generation else b"")
         return [each + mark for each in hashes]
 
     # --- steps ---
     def bind(self, step: Step) -> None:
-        """Take what a step stores."""
-        saves = [replace(save, hashes=self._keys(save.hashes)) for save in step.saves if save.resets == self._resets]
+        """Take what a step stores, and begin its loads, if requests wait for them outside of steps."""
+        saves = [
+            replace(save, hashes=self._keys(save.group, save.hashes))
+            for save in step.saves
+            if save.resets == self._resets
+        ]
         if old := sum(len(save.blocks) for save in step.saves if save.resets != self._resets):
             self._refused(old, CacheClosed("the cache was reset after their request had begun"))
         for reader, blocks in step.misdirected:
             why = f"{TARGET_PARAMETER}={reader} of a request is none of {self._world_size} ranks"
             self._refused(blocks, InvalidArgument(why))
         self.saving.bind(saves)
+        if self._settings.load == "async":  # vLLM starts them after the forward pass: too late by a step
+            self._load(step)
 
     def start(self, step: Step) -> None:
-        """Begin the loads of a step."""
-        self.loading.start([replace(load, hashes=self._keys(load.hashes)) for load in step.loads])
+        """Begin the loads of a step, if that was not done; of a step that computes nothing, rest."""
+        if self._settings.load == "layer":
+            self._load(step)
         if step.idle:
             self.loading.rest()
+
+    def _load(self, step: Step) -> None:
+        self.loading.start(
+            [
+                replace(load, parts=[part._replace(hashes=self._keys(part.group, part.hashes)) for part in load.parts])
+                for load in step.loads
+            ]
+        )
 
     def finish(self) -> None:
         """The end of a step: what it stores is READY, and what it needed is loaded."""
@@ -479,17 +463,17 @@ def _cache(config: "VllmConfig", settings: Settings, layers: Layers, ranks: Rank
     """The rank of a worker. Raises as `NanoKVCache`."""
     transfer = config.kv_transfer_config
     assert transfer is not None
-    kind, options = _heap(settings, layers.planes[0].device, ranks.world_size)
+    kind, options = _heap(settings, layers.device, ranks.world_size)
     if kind != "local" and not settings.name and not part:
         remove_dead_worlds()
-    if layers.planes[0].device.type == "cpu":
+    if layers.device.type == "cpu":
         compiled(rare=True)  # else a step waits for what is called for the first time
         # vLLM's attention for bfloat16 uses AMX, which the kernel allows a process that has asked. vLLM's libraries ask
         # in their first larger product, which a prompt has of which nothing is computed but its last token
         torch.cpu._init_amx()
     return NanoKVCache(
         heap_bytes=settings.size,
-        page_bytes=settings.page_bytes or page_bytes(layers.nbytes, len(layers.layout.heads)),
+        page_bytes=settings.page_bytes or _pages_of(layers),
         name=settings.name or f"{UNNAMED}{transfer.engine_id}",
         rank=ranks.first + part,
         world_size=ranks.world_size,
@@ -531,6 +515,12 @@ def _heap(settings: Settings, device: torch.device, world_size: int) -> tuple[He
     return kind, {} if kind == "iris" else {"device": str(device)}
 
 
+def _pages_of(layers: Layers) -> int:
+    """Bytes of a page, unless the settings say it."""
+    largest = max(each.nbytes for each in layers.groups)
+    return page_bytes(largest, len(layers.layout.heads) if layers.layout is not None else _PARTS)
+
+
 def page_bytes(nbytes: int, heads: int) -> int:
     """The default: objects take a power of two of pages, without a rest, at every tensor-parallel degree.
 
@@ -542,9 +532,11 @@ def page_bytes(nbytes: int, heads: int) -> int:
 
 
 def _by_kernel(config: "VllmConfig", saving: Saves, layers: Layers) -> EngineWrite:
-    if layers.kv_dim is None:
-        raise InvalidArgument("nanokv.write=kernel needs a cache on a GPU that holds K and V")
-    return EngineWrite(config, saving, layers.planes)
+    if layers.groups[0].kv_dim is None:
+        raise InvalidArgument(
+            "nanokv.write=kernel needs a cache on a GPU that holds K and V, of layers that are all of one kind"
+        )
+    return EngineWrite(config, saving, layers.groups[0].planes)
 
 
 def _part() -> int:

@@ -15,10 +15,10 @@ import nanokv
 from nanokv.bench.vllm.process import connector
 from nanokv.errors import InvalidArgument
 from nanokv.integrations.vllm.engine_write import EngineWrite
+from nanokv.integrations.vllm.layers import _halves
 from nanokv.integrations.vllm.metadata import BlockSave
 from nanokv.integrations.vllm.saving import Saves
 from nanokv.integrations.vllm.stats import WorkerCounts
-from nanokv.integrations.vllm.worker import _halves
 from tests.engines.vllm.test_vllm_refusals import config_of
 from tests.gpu.on_ptx import machine_for
 
@@ -58,7 +58,7 @@ def engine() -> Engine:
 
 def writer_of(model: Path, cache: nanokv.NanoKVCache, engine: Engine, hold: float | None = None) -> EngineWrite:
     halves = [_halves(layer, SIZE) for layer in engine.caches]
-    saving = Saves(cache, cache.paged_kv(halves, kv_dim=1), lambda target: target, hold, WorkerCounts())
+    saving = Saves(cache, {0: cache.paged_kv(halves, kv_dim=1)}, lambda target: target, hold, WorkerCounts())
     config = config_of(model, connector("kv_both"), max_num_batched_tokens=64, max_num_seqs=4)
     return EngineWrite(config, saving, halves)
 
@@ -73,7 +73,7 @@ def test_the_kernel_writes_the_cache_and_stores_full_blocks(model: Path, engine:
     with prefill, decode, machine_for("sm_90", 1):
         write = writer_of(model, prefill, engine)
         first = [*range(32, 80)]  # block 1, and half of block 2
-        write.bind([BlockSave([b"one"], [1], [TOKENS], 1)])
+        write.bind([BlockSave(0, [b"one"], [1], [TOKENS], 1)])
         for layer, (key, value) in enumerate(engine.step(first, seed=1)):
             halves = _halves(engine.caches[layer], SIZE)
             assert torch.equal(halves[1, 0], key[:32])
@@ -81,7 +81,7 @@ def test_the_kernel_writes_the_cache_and_stores_full_blocks(model: Path, engine:
         write.finish()
         assert torch.equal(decode.get(b"one"), whole(engine, 1))  # published by the launch of the last layer
         # block 2 becomes full; block 1, full before, is asked for again under another key
-        write.bind([BlockSave([b"again", b"two"], [1, 2], [0, 16], 1)])
+        write.bind([BlockSave(0, [b"again", b"two"], [1, 2], [0, 16], 1)])
         engine.step([*range(80, 96)], seed=2)
         write.finish()
         write.bind([])
@@ -99,7 +99,7 @@ def test_counts_and_refusals(model: Path, engine: Engine) -> None:
         write = writer_of(model, prefill, engine)
         counts: Any = write._saving._counts
         for key, block in ((b"a", 1), (b"a", 2), (b"b", 3), (b"c", 4)):  # new, known, new, no room
-            write.bind([BlockSave([key], [block], [TOKENS], 1)])
+            write.bind([BlockSave(0, [key], [block], [TOKENS], 1)])
             engine.step([*range(32 * block, 32 * block + 32)], seed=block)
             write.finish()
         write.close()

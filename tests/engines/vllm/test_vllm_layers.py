@@ -6,7 +6,8 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 import torch
 
-from nanokv.integrations.vllm.worker import _distinct, _halves, _heads, page_bytes
+from nanokv.integrations.vllm.layers import _distinct, _halves, _heads
+from nanokv.integrations.vllm.worker import page_bytes
 
 BLOCKS, HEADS, TOKENS, SIZE = 3, 2, 4, 8
 

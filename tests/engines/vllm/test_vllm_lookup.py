@@ -18,6 +18,7 @@ from nanokv.errors import HeapUnavailable
 from nanokv.heap.shm_tools import list_worlds
 from nanokv.integrations.vllm import lookup
 from nanokv.integrations.vllm.lookup import LookupServer, Workers, place_of
+from nanokv.integrations.vllm.metadata import Asked
 from nanokv.integrations.vllm.worker import remove_dead_worlds
 
 HASHES = [b"%032d" % i for i in range(5)]
@@ -35,9 +36,12 @@ class First:
     def __init__(self, count: int) -> None:
         self.count, self.resets = count, 0
 
-    def prefix_length(self, hashes: Sequence[bytes]) -> int:
-        assert list(hashes) == HASHES[: len(hashes)]
-        return min(self.count, len(hashes))
+    def found(self, asked: Sequence[Asked]) -> list[bytes]:
+        assert all(each.hashes == HASHES[: len(each.hashes)] for each in asked)
+        return [bytes(i < self.count for i in range(len(each.hashes)))[: self._most(each)] for each in asked]
+
+    def _most(self, asked: Asked) -> int | None:
+        return self.count if asked.is_prefix else None
 
     def reset(self, number: int) -> bool:
         self.resets, self.count = number, 0
@@ -58,6 +62,12 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(lookup, "_here", {})
 
 
+def prefix_length(workers: Workers, hashes: list[bytes]) -> int:
+    prefix, each = workers.found([Asked(0, hashes, True), Asked(1, hashes, False)])
+    assert len(each) in (0, len(hashes)) and sum(each) == len(prefix)
+    return len(prefix)
+
+
 def asking() -> Workers:
     return Workers([place_of("engine", "world", part) for part in range(2)])
 
@@ -69,7 +79,7 @@ def test_a_block_is_there_if_every_worker_has_its_part(
     if by_socket:
         apart()
     asked = asking()
-    assert [asked.prefix_length(HASHES[:count]) for count in (5, 2, 0)] == [3, 2, 0]
+    assert [prefix_length(asked, HASHES[:count]) for count in (5, 2, 0)] == [3, 2, 0]
     asked.close()
 
 
@@ -80,9 +90,9 @@ def test_a_reset_is_done_when_every_worker_says_so(
     if by_socket:
         apart()
     asked = asking()
-    assert asked.prefix_length(HASHES) == 3
+    assert prefix_length(asked, HASHES) == 3
     assert asked.reset(1)
-    assert asked.prefix_length(HASHES) == 0
+    assert prefix_length(asked, HASHES) == 0
     assert not asked.reset(2), "a worker could not tell everybody"
     asked.close()
     workers[0].close()
@@ -94,7 +104,7 @@ def test_nothing_is_there_if_a_worker_does_not_answer(workers: list[LookupServer
     asked = asking()
     workers[0].close()
     apart()
-    assert asked.prefix_length(HASHES) == 0
+    assert prefix_length(asked, HASHES) == 0
 
 
 def test_answers_belong_to_their_questions_after_a_worker_went_away(
@@ -102,13 +112,13 @@ def test_answers_belong_to_their_questions_after_a_worker_went_away(
 ) -> None:
     apart()
     asked = asking()
-    assert asked.prefix_length(HASHES) == 3
+    assert prefix_length(asked, HASHES) == 3
     workers[1].close()
-    asked.prefix_length(HASHES)  # may have been on its way when the worker went
-    assert [asked.prefix_length(HASHES[:4]), asked.prefix_length(HASHES)] == [0, 0]
+    prefix_length(asked, HASHES)  # may have been on its way when the worker went
+    assert [prefix_length(asked, HASHES[:4]), prefix_length(asked, HASHES)] == [0, 0]
     workers[1] = LookupServer(place_of("engine", "world", 1), First(3))
     lookup._here.clear()
-    assert [asked.prefix_length(each) for each in (HASHES[:1], HASHES, HASHES[:2])] == [1, 3, 2]
+    assert [prefix_length(asked, each) for each in (HASHES[:1], HASHES, HASHES[:2])] == [1, 3, 2]
     asked.close()
 
 
@@ -119,7 +129,7 @@ def test_the_sockets_of_killed_workers_are_removed(folder: Path, workers: list[L
     assert left.exists()
     LookupServer(place_of("next", "world", 0), First(0)).close()
     assert not left.exists()
-    assert asking().prefix_length(HASHES) == 3  # the living ones answer still
+    assert prefix_length(asking(), HASHES) == 3  # the living ones answer still
 
 
 def test_the_folder_must_be_this_users(folder: Path) -> None:

@@ -11,9 +11,9 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 import torch
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 from vllm.engine.arg_utils import EngineArgs
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import CrossAttentionSpec, FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
 from nanokv.bench.vllm.process import connector
 from nanokv.errors import InvalidArgument
@@ -53,18 +53,36 @@ def test_the_factory_makes_it(model: Path) -> None:
 
 def test_all_that_is_abstract_is_there_and_nothing_is_misspelled() -> None:
     assert not inspect.isabstract(NanoKVConnector)
-    theirs = {name for name, _ in inspect.getmembers(KVConnectorBase_V1)}
+    bases = (KVConnectorBase_V1, SupportsHMA)
+    theirs = {name: getattr(base, name) for base in bases for name, _ in inspect.getmembers(base)}
     mine = {name for name in vars(NanoKVConnector) if not name.startswith("_")}
-    assert mine <= theirs, "vLLM does not call these"
+    assert mine <= theirs.keys(), "vLLM does not call these"
     for name in mine:
-        base, here = inspect.getattr_static(KVConnectorBase_V1, name), inspect.getattr_static(NanoKVConnector, name)
+        base, here = theirs[name], getattr(NanoKVConnector, name)
         if callable(base) and name != "build_prom_metrics":
             assert list(inspect.signature(base).parameters) == list(inspect.signature(here).parameters), name
 
 
-def test_several_kinds_of_blocks(model: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"2 groups.*--disable-hybrid-kv-cache-manager"):
-        make(config_of(model, connector("kv_both")), groups(2))
+def test_groups_that_lose_no_single_block(model: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"load=layer.*2 groups.*take nanokv.load=async"):
+        make(config_of(model, connector("kv_both", load="layer")), groups(2))
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        (CrossAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32), "CrossAttention"),
+        (
+            FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32, non_causal=True),
+            "not causal",
+        ),
+    ],
+)
+def test_kinds_that_are_not_known(model: Path, spec: Any, why: str) -> None:
+    planned = groups(1)
+    planned.kv_cache_groups.append(KVCacheGroupSpec(["another"], spec))
+    with pytest.raises(InvalidArgument, match=why):
+        make(config_of(model, connector("kv_both")), planned)
 
 
 def test_wrong_flags(model: Path) -> None:

@@ -71,7 +71,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "vllm.md"
 def table() -> str:
     """The table of settings in docs/vllm.md."""
     right = [f"| {what} | right |" for what in (*(setting.what for setting in SETTINGS.values()), *OTHERS)]
-    refused = ["| decode context parallelism | refused |", "| `--no-disable-hybrid-kv-cache-manager` | refused |"]
+    refused = ["| decode context parallelism | refused |"]
     return "\n".join((*right, *refused))
 
 
