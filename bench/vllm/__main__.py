@@ -3,6 +3,7 @@
 - Time to first token of a long prompt: computed by one engine alone, and with the prompt's KV handed over before.
 - Tokens per second of a batch, without a connector and with one that loads and stores.
 - How long the engine is inside of the connector per step: in steps in which nothing is moved, and in all.
+- What it costs to store everything where nothing is found: CPU and wall time of a batch, of models of 8 and 32 layers.
 
 Engines with and without NanoKV take turns, prompt by prompt, so that a slow moment of the machine meets both.
 """
@@ -13,6 +14,7 @@ import os
 import random
 import statistics
 import tempfile
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,7 @@ PROMPT_TOKENS = 960
 ROUNDS = 12
 BATCH = 16
 TOKENS = 64
+COST_ROUNDS = 8
 MIB = 1 << 20
 ARGUMENTS: dict[str, Any] = {"max_model_len": 2048, "kv_cache_memory_bytes": 512 * MIB}
 
@@ -90,6 +93,32 @@ def per_step(both: EngineProcess) -> dict[str, Any]:
     return {"nothing is moved": _step(quiet), "all steps of a batch": _step(busy)}
 
 
+def storing(folder: Path, layers: int) -> dict[str, Any]:
+    """Times of a batch of new prompts with a connector that stores all of it, divided by those of an engine alone: the
+    median of COST_ROUNDS rounds, in which the engines take turns."""
+    model = make_model(folder / f"model-{layers}", hidden=512, layers=layers)
+    flags = {"size": "1GiB"}
+    ways = {"without a name": flags, "with a name": flags | {"name": f"bench-vllm-cost-{layers}-{os.getpid()}"}}
+    ratios: dict[str, dict[str, list[float]]] = {way: {"cpu": [], "seconds": []} for way in ways}
+    with ExitStack() as stack:
+        alone = stack.enter_context(EngineProcess(model, **ARGUMENTS))
+        engines = {
+            way: stack.enter_context(EngineProcess(model, connector("kv_both", **given), **ARGUMENTS))
+            for way, given in ways.items()
+        }
+        for turn in range(COST_ROUNDS + 1):
+            dice = random.Random(200 + turn)
+            prompts = [[dice.randrange(VOCABULARY) for _ in range(300)] for _ in range(BATCH)]
+            times = {}
+            for name, engine in {"alone": alone, **engines}.items():
+                engine.ask("forget")
+                times[name] = engine.ask("generate", prompts=prompts, tokens=16)
+            for way in ways if turn else ():  # the first round is to get warm
+                for name, values in ratios[way].items():
+                    values.append(times[way][name] / times["alone"][name])
+    return {way: {name: statistics.median(values) for name, values in of.items()} for way, of in ratios.items()}
+
+
 def _step(steps: list[tuple[float, float]]) -> dict[str, float]:
     """Medians over steps, and the mean and the worst of the time inside of the connector."""
     whole, inside = ([seconds * 1e3 for seconds in column] for column in zip(*steps, strict=True))
@@ -125,6 +154,7 @@ def measure(folder: Path) -> dict[str, Any]:
                 "time to first token, s": first,
                 "tokens per second": throughput(alone, both),
                 "inside of the connector": per_step(both),
+                "storing all, times an engine alone": {layers: storing(folder, layers) for layers in (8, 32)},
             }
 
 

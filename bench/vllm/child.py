@@ -90,6 +90,7 @@ class Child:
         greedy |= {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
         names = [self._add(prompt, greedy, parameters, salt, adapter) for prompt in prompts]
         started, results, first, steps = time.perf_counter(), dict.fromkeys(names), dict.fromkeys(names), 0
+        processor = time.process_time()
         while self._engine.has_unfinished_requests():
             if abort_after and steps == abort_after:
                 self._engine.abort_request([name for name in names[::2] if results[name] is None])
@@ -110,6 +111,7 @@ class Child:
             "cached": [end.num_cached_tokens if end else None for end in ends],
             "first": [first[name] for name in names],
             "seconds": time.perf_counter() - started,
+            "cpu": time.process_time() - processor,  # of all threads of the engine's process
             "steps": steps,
         }
 

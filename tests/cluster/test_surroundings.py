@@ -75,11 +75,16 @@ def test_what_is_told_while_a_listener_runs_is_told_after_it_in_order(make_clust
 
     one.subscribe(listen)
     changes = one.member.changes
-    first = threading.Thread(target=lambda: changes.missed("a"))
+
+    def tell(name: str) -> None:
+        changes.missed(name)
+        changes.tell()
+
+    first = threading.Thread(target=tell, args=("a",))
     first.start()
     assert inside.wait(60.0)
     for name in "bcd":
-        changes.missed(name)  # returns at once
+        tell(name)  # returns at once
     assert heard == ["a"]
     goes.set()
     first.join(60.0)

@@ -62,7 +62,7 @@ def test_connections_are_counted(limits: Limits) -> None:
     limits(connections, CONNECTIONS=8)
     with Worlds() as worlds:
         figures = ask(connections.QUESTION, worlds)
-    assert len(figures) == 5 and all(figure.median() >= 0 for figure in figures)
+    assert len(figures) == 7 and all(figure.median() >= 0 for figure in figures)
     assert {figure.case["connections"] for figure in figures} == {8}
 
 

@@ -29,6 +29,7 @@ OF_OTHERS = {
     "_SymmetricMemory": "torch",
     "_register_process_group": "torch.distributed",
     "_unregister_process_group": "torch.distributed",
+    "_all_token_ids": "vLLM: the tokens of a request, which connectors shorten",
     "_devices": "torch.distributed: options of gloo",
     "_threads": "torch.distributed: options of gloo",
     "_timeout": "torch.distributed: options of gloo",

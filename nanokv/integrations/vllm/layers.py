@@ -57,7 +57,7 @@ class GroupLayers:
 class Layers:
     """All layers of one worker."""
 
-    groups: list[GroupLayers]
+    groups: list[GroupLayers]  #: without those of which this stage of a pipeline has no layers
     layout: KVLayout | None  #: of the objects, if they are one group of layers of one shape
 
     @property
@@ -89,7 +89,8 @@ def layers_of(
     is_alike = len(kinds) == 1 and next(iter(kinds))[0][0] == cache.num_blocks
     if len(groups) == 1 and groups[0].reach is not Reach.STATE and is_alike:
         return _of_one_shape(config, groups[0], each[0], rank)
-    return Layers([_as_it_is(config, cache, group, own, rank) for group, own in zip(groups, each, strict=True)], None)
+    made = [_as_it_is(config, cache, group, own, rank) for group, own in zip(groups, each, strict=True) if own]
+    return Layers(made, None)
 
 
 def _distinct(kv_caches: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -147,12 +148,10 @@ def _layout(
 def _as_it_is(
     config: "VllmConfig", cache: "KVCacheConfig", group: Group, own: dict[str, torch.Tensor], rank: int
 ) -> GroupLayers:
-    planes = [group_kernel_blocks(tensor, cache.num_blocks) for tensor in own.values()]
-    if len({(plane.shape, plane.dtype, plane.stride()) for plane in planes}) == 1:
-        planes = [_one_run(plane) for plane in planes]
+    planes = [part for each in own.values() for part in _views(group_kernel_blocks(each, cache.num_blocks))]
     about = {
         "reach": [group.reach.name, group.tokens, group.block_size],
-        "layers": [[name, str(plane.dtype), list(plane.shape[1:])] for name, plane in zip(own, planes, strict=True)],
+        "layers": [[name, str(tensor.dtype), list(tensor.shape[1:])] for name, tensor in own.items()],
         "rank": [rank, config.parallel_config.tensor_parallel_size],
         "states": os.environ.get(_STATE_LAYOUT, "") if group.reach is Reach.STATE else "",
     }
@@ -164,9 +163,12 @@ def mark_of(about: Mapping[str, object]) -> bytes:
     return xxhash.xxh3_128_digest(json.dumps(about).encode())
 
 
-def _one_run(plane: torch.Tensor) -> torch.Tensor:
-    """[blocks, 1, 1, bytes of a block] if a block has no gaps, [blocks, tokens, heads, dim] as it is if it has."""
-    inner = plane[0]
+def _views(blocks: torch.Tensor) -> list[torch.Tensor]:
+    """The blocks of a layer as planes, never a copy: [blocks, 1, 1, bytes] if they have no gaps, else as they are.
+
+    Blocks that kernels take in several parts are a plane for each part.
+    """
+    inner = blocks[0]
     if inner.is_contiguous():
-        return plane.as_strided((len(plane), inner.numel()), (plane.stride(0), 1)).view(torch.uint8)[:, None, None]
-    return plane.flatten(3) if plane.dim() > DIMENSIONS else plane
+        return [blocks.as_strided((len(blocks), inner.numel()), (blocks.stride(0), 1)).view(torch.uint8)[:, None, None]]
+    return list(blocks.unbind(1)) if blocks.dim() > DIMENSIONS else [blocks]

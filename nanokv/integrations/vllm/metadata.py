@@ -47,7 +47,7 @@ class BlockSave:
     resets: int = 0  #: how many the scheduler had asked for when the request began: what is older is not stored
 
     def to(self, target: int) -> "BlockSave":
-        """The same for another reader."""
+        """Name the reader: the same blocks, with another target."""
         return replace(self, target=target)
 
 

@@ -15,7 +15,8 @@ computes that again when it hears of it. So nothing is stored of a step with suc
 their outcome is known, of any request: prefixes are shared. It is stored by the next step of its request.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -43,6 +44,7 @@ class TrackedRequest:
     resets: int  #: how many this engine had asked for when the request's first token was computed
     saved: list[int]  #: by group: blocks up to here were given to the workers, or are not wanted
     handed_over: bool = False  #: what ends with `prompt` was given to them too
+    stored_state: int = 0  #: tokens before the last state that was given to them
     fork: int = 0  #: tokens that another request has stored, without what windows and states need there
     local: int = 0  #: tokens that vLLM had, when it asked
     found: int = 0  #: tokens that it was told could be had then, with those
@@ -94,29 +96,36 @@ class SchedulerSide:
         hands_over: bool,
         in_flight: int,
     ) -> None:
-        self._groups, self._hashes, self._alignment = groups, hashes, alignment
+        self._groups, self._hashes = groups, hashes
+        sizes = [group.block_size for group in groups if group.reach is not Reach.STATE]
+        self._alignment = math.lcm(alignment, *sizes)  # of parts of blocks only that of a whole prompt is stored
         self.workers = workers
         self._loads, self._stores, self._waits = loads, stores, waits
         self._target, self._ranks = target, ranks
         self._save_generated, self._save_tails = save_generated, save_tails
         self._has_states = has_states(groups)
-        self._leaves_last = hands_over and self._has_states
+        self._leaves_last = hands_over and save_tails and self._has_states
         self._full = [group for group in groups if group.reach is Reach.ALL]
-        self._partial = [group for group in groups if group.reach is not Reach.ALL]
+        self._partial = sorted((group for group in groups if group.reach is not Reach.ALL), key=_by_need)
         self._in_flight, self._silent = in_flight, 0  # steps that store nothing
         self._resets = 0
         self._requests: dict[str, TrackedRequest] = {}
         self._step = Step()
 
     def begins(self, request: "Request") -> None:
-        """A request has come. Its last token is taken away if this engine is not to compute it."""
-        parameters = request.kv_transfer_params
+        """A request has come. Its last token is taken away if this engine is not to compute it.
+
+        Not from one that nobody goes on with, as for vectors or logprobs of its prompt, nor from embeddings.
+        """
+        parameters, tokens = request.kv_transfer_params, request.prompt_token_ids
         is_short = parameters is not None and parameters.get(_SHORTENED)
-        if not self._leaves_last or is_short or request.num_prompt_tokens < 2 or request.prompt_token_ids is None:
+        is_own = request.pooling_params is not None or request.skip_reading_prefix_cache or request.resumable
+        if not self._leaves_last or is_short or is_own or tokens is None or request.prompt_embeds is not None:
             return
-        if request.skip_reading_prefix_cache:  # logprobs of the prompt, which decode computes too
+        if len(tokens) < 2:
             return
-        del request.prompt_token_ids[-1:], request._all_token_ids[-1:]
+        request.prompt_token_ids = tokens[:-1]  # the list itself may be the caller's
+        del request._all_token_ids[-1:]
         request.num_prompt_tokens -= 1
         del request.block_hashes[request.num_prompt_tokens // self._hashes.unit :]  # of a block with that token
         request.max_tokens = 1
@@ -148,7 +157,8 @@ class SchedulerSide:
         """
         tracked = self._tracked(request)
         if tracked.resets != self._resets:  # it is computed anew
-            tracked.resets, tracked.handed_over, tracked.saved = self._resets, False, [0] * len(self._groups)
+            tracked.resets, tracked.handed_over = self._resets, False
+            tracked.saved, tracked.stored_state = [0] * len(self._groups), 0
         tracked.local = tracked.found = computed
         unwanted = request.skip_reading_prefix_cache  # logprobs of the prompt: vLLM computes all of it
         if not self._loads or unwanted or tracked.lost:
@@ -186,60 +196,57 @@ class SchedulerSide:
     def _end(self, tracked: TrackedRequest, group: Group, number: int, length: int) -> int:
         """Where the prefix ends by which a block is found that is needed for a hit of some length."""
         end = (number + 1) * group.block_size
-        is_last = group.reach is not Reach.STATE and end == tracked.request.num_tokens
+        is_last = not self._has_states and end == tracked.request.num_tokens  # with states it is found by `prompt`
         return end if end <= length or is_last else length
 
     def _longest(self, tracked: TrackedRequest, local: int, shared: int) -> int:
-        """The longest hit up to `shared` for which groups with windows, chunks or states have what they need."""
+        """The longest hit up to `shared` for which groups with windows, chunks or states have what they need.
+
+        The longest ones are asked for first, then more and more at once. Of each the first group tells, by the last
+        block that it needs, whether the others are asked at all: a hit may end at thousands of places of a long prompt.
+        """
         lengths: list[int] = [*range(shared // self._alignment * self._alignment, local, -self._alignment)]
         if shared > local and (not lengths or lengths[0] != shared):
             lengths.insert(0, shared)
-        if not lengths:
-            return local
-        places: list[dict[tuple[int, int], int]] = []  # by group: of the question about a block that ends somewhere
-        asked = []
-        for group in self._partial:
-            ends: dict[tuple[int, int], int] = {}
-            keys: list[bytes] = []
-            for number, end in self._wanted(tracked, group, lengths, local):
-                if (key := self._key(tracked, group, number, end)) is not None:
-                    ends[number, end] = len(keys)
-                    keys.append(key)
-            places.append(ends)
-            asked.append(Asked(group.number, keys, is_prefix=False))
-        answers = self.workers.found(asked) if any(each.hashes for each in asked) else [b""] * len(asked)
-        for length in lengths:
-            if all(
-                self._is_there(tracked, group, length, local, ends, answer)
-                for group, ends, answer in zip(self._partial, places, answers, strict=True)
-            ):
-                return length
+        there: dict[bytes, bool] = {}  # by mark of the group and key
+        first, count = 0, 1
+        while first < len(lengths):
+            some = lengths[first : first + count]
+            likely = self._partial[0]
+            self._ask(tracked, [(likely, length, likely.needed(length, local)[-1:]) for length in some], there)
+            for length in some:
+                if not self._is_there(tracked, likely, length, likely.needed(length, local)[-1:], there):
+                    continue
+                needed = [(group, length, group.needed(length, local)) for group in self._partial]
+                self._ask(tracked, needed, there)
+                if all(self._is_there(tracked, *each, there) for each in needed):
+                    return length
+            first, count = first + count, 4 * count
         return local
 
-    def _wanted(
-        self, tracked: TrackedRequest, group: Group, lengths: Sequence[int], local: int
-    ) -> Iterator[tuple[int, int]]:
-        """The blocks that hits of any of these lengths need of a group: their numbers, and where they end."""
-        if group.reach is Reach.STATE:
-            for length in lengths:
-                yield (length - 1) // group.block_size, length
+    def _ask(
+        self, tracked: TrackedRequest, blocks: Sequence[tuple[Group, int, range]], there: dict[bytes, bool]
+    ) -> None:
+        """Ask for blocks that hits of some lengths need, if that was not done."""
+        wanted: dict[int, dict[bytes, bytes]] = {}
+        for group, length, numbers in blocks:
+            for number in numbers:
+                key = self._key(tracked, group, number, self._end(tracked, group, number, length))
+                if key is not None and (name := _name(group, key)) not in there:
+                    wanted.setdefault(group.number, {})[name] = key
+        if not wanted:
             return
-        numbers = range(group.needed(lengths[-1], local).start, group.needed(lengths[0], local).stop)
-        for number in numbers:
-            yield number, self._end(tracked, group, number, lengths[0])
+        asked = [Asked(group, [*keys.values()], is_prefix=False) for group, keys in wanted.items()]
+        for keys, answer in zip(wanted.values(), self.workers.found(asked), strict=True):
+            there |= dict.fromkeys(keys, False)
+            there |= {name: bool(found) for name, found in zip(keys, answer, strict=False)}
 
     def _is_there(
-        self,
-        tracked: TrackedRequest,
-        group: Group,
-        length: int,
-        local: int,
-        places: dict[tuple[int, int], int],
-        there: bytes,
+        self, tracked: TrackedRequest, group: Group, length: int, numbers: range, there: dict[bytes, bool]
     ) -> bool:
-        for number in reversed(group.needed(length, local)):
-            at = places.get((number, self._end(tracked, group, number, length)))
-            if at is None or at >= len(there) or not there[at]:
+        for number in reversed(numbers):
+            key = self._key(tracked, group, number, self._end(tracked, group, number, length))
+            if key is None or not there.get(_name(group, key), False):
                 return False
         return True
 
@@ -261,9 +268,7 @@ class SchedulerSide:
                 targets.append(target)
             if keys:
                 parts.append(GroupBlocks(group.number, keys, targets))
-        is_plain = len(self._groups) == 1 and sum(len(part.blocks) for part in parts) == -(
-            -external // self._groups[0].block_size
-        )
+        is_plain = len(self._groups) == 1 and bool(self._full)  # else blocks before a lost one may be gone
         self._step.loads.append(BlockLoad(request.request_id, parts, whole=not is_plain))
         tracked.loading = {target for part in parts for target in part.blocks}
 
@@ -275,7 +280,8 @@ class SchedulerSide:
                 drafts = len(output.scheduled_spec_decode_tokens.get(name, ()))
                 self._save(name, tokens - drafts, output, drafts)
         for name in output.finished_req_ids:
-            self._requests.pop(name, None)
+            if (tracked := self._requests.get(name)) is not None and tracked.request.is_finished():
+                del self._requests[name]  # else it is another one of the same name
         step, self._step = self._step, Step()
         step.idle = output.total_num_scheduled_tokens == 0
         return step
@@ -289,28 +295,32 @@ class SchedulerSide:
 
     def _save(self, name: str, tokens: int, output: "SchedulerOutput", drafts: int) -> None:
         tracked, state = self._requests.get(name), output.kv_connector_block_state
-        tables = state.get_block_ids(name) if tracked is not None and state is not None else None
-        if tracked is None or state is None or tables is None:
+        if tracked is None or state is None:
             return
         request = tracked.request
         after = request.num_computed_tokens + tokens
         known = self._hashes.known(request) if self._save_generated else request.num_prompt_tokens
         hands_over = self._hands_over(tracked, after)
-        saves = []
+        wanted: list[list[tuple[int, int]]] = []
         for place, group in enumerate(self._groups):
             if group.reach is Reach.STATE:
-                wanted = self._states(group, tracked, after, known, drafts)
-            else:
-                full = min(after, known) // group.block_size
-                wanted = [
-                    (number, (number + 1) * group.block_size)
-                    for number in self._new(group, tracked, range(tracked.saved[place], full))
-                ]
-                tracked.saved[place] = max(tracked.saved[place], full)
-                if hands_over:
-                    wanted += self._tail(group, tracked, known)
-            saves.append(self._given(tracked, group, wanted, tables[group.number]))
+                wanted.append(self._states(group, tracked, after - tokens, after, known, drafts))
+                continue
+            full = min(after, known) // group.block_size
+            wanted.append(self._new(group, tracked, range(tracked.saved[place], full)))
+            tracked.saved[place] = max(tracked.saved[place], full)
+            if hands_over:
+                wanted[-1] += self._tail(group, tracked)
         tracked.handed_over = tracked.handed_over or hands_over
+        if self._has_states and (after <= known or hands_over):
+            tracked.stored_state = after
+        saves = []
+        tables = state.get_block_ids(name) if any(wanted) else None  # a copy of all of them
+        if tables is not None:
+            saves = [
+                self._given(tracked, group, blocks, tables[group.number])
+                for group, blocks in zip(self._groups, wanted, strict=True)
+            ]
         for number, block, boundary in state.boundary_state_offloads.get(name, ()):  # of states: exactly these blocks
             key = self._hashes.of_blocks(request, boundary)
             if key is not None and block != NULL_BLOCK:
@@ -321,30 +331,39 @@ class SchedulerSide:
         wanted = self._save_tails and tracked.whole is not None and not tracked.handed_over
         return wanted and after >= tracked.prompt and (not self._has_states or after == tracked.prompt)
 
-    def _new(self, group: Group, tracked: TrackedRequest, new: range) -> Iterator[int]:
-        """Those of a group's new blocks that a hit can need."""
-        if group.reach is Reach.ALL or not self._full:  # alone, nobody could tell where another request forks off
-            yield from new
-            return
-        request, size = tracked.request, self._alignment
-        ends = {tracked.prompt, tracked.prompt // size * size, request.num_prompt_tokens // size * size, tracked.fork}
-        needed = {number for end in ends for number in group.needed(end)}
-        for number in new:
-            if number in needed or (number + 1) * group.block_size > request.num_prompt_tokens:
-                yield number
+    def _new(self, group: Group, tracked: TrackedRequest, new: range) -> list[tuple[int, int]]:
+        """Choose which of a group's new blocks a hit can need: their numbers, and where they end."""
+        request, unit, size = tracked.request, self._alignment, group.block_size
+        if group.reach is Reach.ALL or not self._full or not new:  # alone, nobody could tell where prompts fork off
+            return [(number, (number + 1) * size) for number in new]
+        ends = {tracked.prompt, tracked.prompt // unit * unit, request.num_prompt_tokens // unit * unit, tracked.fork}
+        needed = [group.needed(end) for end in ends]
+        return [
+            (number, (number + 1) * size)
+            for number in new
+            if (number + 1) * size > request.num_prompt_tokens or any(number in each for each in needed)
+        ]
 
     def _states(
-        self, group: Group, tracked: TrackedRequest, after: int, known: int, drafts: int
+        self, group: Group, tracked: TrackedRequest, before: int, after: int, known: int, drafts: int
     ) -> list[tuple[int, int]]:
-        """The state after this step, if a prefix with a hash ends there."""
-        ends_block = after % max(group.block_size, self._alignment) == 0 and after <= known and group.has_hashed_states
-        ends_prompt = after == tracked.prompt and self._save_tails and not tracked.handed_over
-        if drafts or not after or not (ends_block or ends_prompt):
-            return []
-        return [((after - 1) // group.block_size, after)]
+        """The states before and after this step, if prefixes with a hash end there.
 
-    def _tail(self, group: Group, tracked: TrackedRequest, known: int) -> list[tuple[int, int]]:
+        That before it is not written to: the step goes on from a copy. When it was computed, its last token may not
+        have been known yet, as vLLM begins a step before the tokens of the one before are there.
+        """
+        found = []
+        for end in (before, after):
+            ends_block = end % self._alignment == 0 and end <= known and group.has_hashed_states
+            ends_prompt = end == after == tracked.prompt and self._save_tails and not tracked.handed_over
+            if end and (ends_block or ends_prompt) and end > tracked.stored_state and not drafts:
+                found.append(((end - 1) // group.block_size, end))
+        return found
+
+    def _tail(self, group: Group, tracked: TrackedRequest) -> list[tuple[int, int]]:
         """The blocks of a prompt that are found by the hash of all of it: the last one, or all if blocks have none."""
+        if not self._has_states and (tracked.prompt + 1) % group.block_size == 0:  # `_end`: found by its own hash
+            return []
         return [
             (number, end)
             for number in group.needed(tracked.prompt)
@@ -395,6 +414,15 @@ class SchedulerSide:
         for name in output.finished_recving or ():
             if name in self._requests:
                 self._requests[name].loading = set()
+
+
+def _name(group: Group, key: bytes) -> bytes:
+    return group.number.to_bytes(2, "little") + key
+
+
+def _by_need(group: Group) -> int:
+    """The groups of which a hit needs least come first: their answers tell of the others."""
+    return 0 if group.reach is Reach.STATE else 1
 
 
 _SHORTENED = "nanokv.shortened"  #: in kv_transfer_params of a request whose last token was left to decode

@@ -77,6 +77,8 @@ class Sources:
 
     def source(self, hashes: Sequence[bytes]) -> KVLayout | None:
         """Where these blocks are to be read from: the `source` of `PagedKV.get`."""
+        if self._mine is None:
+            return None
         if self._all_nodes is not None and not self._other_layouts():
             return None  # without another question to other nodes
         return self._best(hashes)[1]
@@ -202,9 +204,10 @@ class Loads:
 
     def rest(self) -> None:
         """Wait for the oldest load, a moment at most: a step without work would only take the interpreter from it."""
+        end = time.monotonic() + REST_SECONDS
         for part in self._under_way[0].parts if self._under_way else ():
             with suppress(Exception):  # `finished` reports it
-                part.errors.result(REST_SECONDS)
+                part.errors.result(max(end - time.monotonic(), 0.0))
 
     def finished(self) -> set[str]:
         """The requests whose loads have ended since the last call, well or not."""
@@ -296,6 +299,11 @@ class WorkerSide:
         transfer = config.kv_transfer_config
         assert transfer is not None
         layers = layers_of(config, cache, groups, kv_caches, get_tp_group().rank_in_group)
+        if settings.load == "layer" and layers.layout is None:
+            raise InvalidArgument(
+                "nanokv.load=layer needs layers of one shape, whose blocks are not divided by kernels; take "
+                "nanokv.load=async"
+            )
         first = layers.groups[0]
         self._layer_numbers = {name: number for number, name in enumerate(first.names)} if layers.layout else {}
         self._marks = {each.group.number: each.mark for each in layers.groups}
@@ -350,12 +358,13 @@ class WorkerSide:
         """Which blocks this worker can read its part of: see `lookup.Answers`."""
         self._mismatches.look()
         with aside(self.cache.device):
-            return [self._found(each.is_prefix, self._keys(each.group, each.hashes)) for each in asked]
+            return [self._found(each) for each in asked]
 
-    def _found(self, is_prefix: bool, keys: list[bytes]) -> bytes:
-        if not keys:
-            return b""
-        return b"\1" * self._reading.prefix_length(keys) if is_prefix else self._reading.each(keys)
+    def _found(self, asked: Asked) -> bytes:
+        if asked.group not in self._marks or not asked.hashes:  # this stage has no part of them
+            return b"\1" * len(asked.hashes)
+        keys = self._keys(asked.group, asked.hashes)
+        return b"\1" * self._reading.prefix_length(keys) if asked.is_prefix else self._reading.each(keys)
 
     def reset(self, number: int) -> bool:
         """Let nothing be found any more that engines of this identity stored before, in any segment of any node.
@@ -383,7 +392,7 @@ class WorkerSide:
         saves = [
             replace(save, hashes=self._keys(save.group, save.hashes))
             for save in step.saves
-            if save.resets == self._resets
+            if save.resets == self._resets and save.group in self._marks
         ]
         if old := sum(len(save.blocks) for save in step.saves if save.resets != self._resets):
             self._refused(old, CacheClosed("the cache was reset after their request had begun"))
@@ -404,7 +413,14 @@ class WorkerSide:
     def _load(self, step: Step) -> None:
         self.loading.start(
             [
-                replace(load, parts=[part._replace(hashes=self._keys(part.group, part.hashes)) for part in load.parts])
+                replace(
+                    load,
+                    parts=[
+                        part._replace(hashes=self._keys(part.group, part.hashes))
+                        for part in load.parts
+                        if part.group in self._marks
+                    ],
+                )
                 for load in step.loads
             ]
         )

@@ -53,20 +53,26 @@ class PlannedEngine:
         config: of vLLM, with a connector.
         specs: of each layer.
         memory: bytes of the cache.
+        before: the layers of a stage of a pipeline before these, which is planned and does not run.
     """
 
     def __init__(
-        self, config: VllmConfig, specs: dict[str, KVCacheSpec], memory: int, layout: KVCacheLayout | None = None
+        self,
+        config: VllmConfig,
+        specs: dict[str, KVCacheSpec],
+        memory: int,
+        before: dict[str, KVCacheSpec] | None = None,
     ) -> None:
-        layout = layout or next(iter(KVCacheLayout))
+        layout = next(iter(KVCacheLayout))
+        stages = [specs] if before is None else [before, specs]
         config.cache_config.kv_cache_layout = layout.name
         with set_current_vllm_config(config):
-            (cache,) = get_kv_cache_configs(config, [specs], [memory])
-            planned = generate_scheduler_kv_cache_config([cache])
+            caches = get_kv_cache_configs(config, stages, [memory] * len(stages))
+            planned, cache = generate_scheduler_kv_cache_config(caches), caches[-1]
             config.cache_config.num_gpu_blocks = planned.num_blocks
             config.cache_config.block_size = min(group.kv_cache_spec.block_size for group in planned.kv_cache_groups)
             size, unit = resolve_kv_cache_block_sizes(planned, config)
-            for each in (cache, planned):
+            for each in (*caches, planned):
                 each.hash_block_size = unit
                 each.cache_hit_alignment_tokens = resolve_cache_hit_alignment_tokens(planned, config, size, unit)
             self.scheduler = Scheduler(config, planned, StructuredOutputManager(config), size, unit)
@@ -97,10 +103,7 @@ class PlannedEngine:
             return [answer for answer, _ in found]
         requests = []
         for prompt in prompts:
-            self._number += 1
-            sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-            sampling.update_from_generation_config({}, VOCABULARY + 1)
-            request = Request(f"r{self._number}", list(prompt), sampling, None, block_hasher=self._hasher)
+            request = self.request(prompt, tokens)
             requests.append(request)
             self.scheduler.add_request(request)
         external = dict.fromkeys((request.request_id for request in requests), 0)
@@ -122,6 +125,14 @@ class PlannedEngine:
         connector.update_state_after_alloc = allocated
         self.loaded = [external[request.request_id] for request in requests]
         return [list(request.output_token_ids) for request in requests]
+
+    def request(self, prompt: Sequence[int], tokens: int, **more: Any) -> Request:
+        """A new request, which has not come yet."""
+        self._number += 1
+        sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        sampling.update_from_generation_config({}, VOCABULARY + 1)
+        given = {"sampling_params": sampling, "pooling_params": None, "block_hasher": self._hasher} | more
+        return Request(f"r{self._number}", list(prompt), **given)
 
     @property
     def stored(self) -> int:

@@ -14,6 +14,7 @@ import torch
 from vllm.config import set_current_vllm_config
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
+from vllm.pooling_params import PoolingParams
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -24,6 +25,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from nanokv.bench.vllm.process import connector
+from nanokv.errors import InvalidArgument
 from nanokv.integrations.vllm import layers
 from nanokv.integrations.vllm.groups import Group, Reach
 from nanokv.integrations.vllm.worker import Loads
@@ -52,12 +54,12 @@ def latent(**more: Any) -> KVCacheSpec:
     return MLAAttentionSpec(**{"block_size": 64, "num_kv_heads": 1, "head_size": 64, "dtype": HALF} | more)
 
 
-def states(page: KVCacheSpec, size: int = 128) -> KVCacheSpec:
+def states(page: KVCacheSpec | None, size: int = 128) -> KVCacheSpec:
     return MambaSpec(
         block_size=size,
         shapes=((3, 16), (4, 8, 4)),
         dtypes=(torch.float32, torch.float32),
-        page_size_padded=page.page_size_bytes,
+        page_size_padded=None if page is None else page.page_size_bytes,
         mamba_cache_mode="align",
     )
 
@@ -92,6 +94,7 @@ LAYOUTS: dict[str, dict[str, KVCacheSpec]] = {
     "states, windows and full": in_turn(
         6, states(full(block_size=128)), window(block_size=128, tokens=200), full(block_size=128)
     ),
+    "states alone: Mamba 2": {layer(i): states(None) for i in range(2)},
     "states and latents: Kimi Linear": in_turn(4, *[states(latent(block_size=128))] * 3, latent(block_size=128)),
 }
 
@@ -113,16 +116,21 @@ Start = Callable[..., PlannedEngine]
 
 @pytest.fixture
 def planned(model: Path) -> Iterator[Start]:
-    """planned(name of a layout, memory, flags, arguments of vLLM) -> an engine; closed after the test."""
+    """planned(name of a layout, role, flags, layers of a stage before, arguments of vLLM) -> an engine; closed after
+    the test."""
     with ExitStack() as stack:
 
         def start(
-            kind: str, memory: int = 1 << 22, flags: dict[str, Any] | None = None, **arguments: Any
+            kind: str,
+            role: str = "kv_both",
+            flags: dict[str, Any] | None = None,
+            before: dict[str, KVCacheSpec] | None = None,
+            **arguments: Any,
         ) -> PlannedEngine:
             given = {"max_num_batched_tokens": 256, "max_num_seqs": 8, "async_scheduling": False} | arguments
-            config = config_of(model, connector("kv_both", size="32MiB", **flags or {}), **given)
+            config = config_of(model, connector(role, size="32MiB", **flags or {}), **given)
             config.cache_config.mamba_cache_mode = "align"
-            engine = PlannedEngine(config, LAYOUTS[kind], memory)
+            engine = PlannedEngine(config, LAYOUTS[kind], 1 << 22, before)
             stack.callback(engine.worker.shutdown)
             return engine
 
@@ -258,3 +266,48 @@ def test_a_state_is_made_where_prompts_fork(planned: Start) -> None:
         found.append(engine.loaded[0])
         engine.forget()
     assert found == [0, 0, 128, 128]
+
+
+@pytest.mark.parametrize("kind", ["windows alone: Mistral v0.1", "states alone: Mamba 2", "full"])
+def test_what_is_lost_behind_what_the_engine_has_itself(planned: Start, calls: Calls, kind: str) -> None:
+    """Of windows and states what the engine had before the hit is not there any more when the load fails."""
+    engine, prompt = planned(kind), prompts()[9]
+    expected = engine.run([prompt, prompt[:256]], 3)
+    engine.forget()
+    assert engine.run([prompt[:256]], 3)[0] == expected[1]
+    calls.before(Loads, "start", lambda *_: engine.cache.clear(), when=lambda _, loads: loads)
+    assert engine.run([prompt], 3) == expected[:1]
+    assert engine.worker.get_kv_connector_stats().data["lost"] > 0
+
+
+def test_a_stage_without_layers_of_some_group(planned: Start) -> None:
+    engine, asked = (
+        planned("full", before={layer(10 + i): spec for i, spec in enumerate([window(), window(), window(), full()])}),
+        prompts(),
+    )
+    expected = engine.run(asked, 3)
+    engine.forget()
+    assert engine.run(asked, 3) == expected and sum(engine.loaded) > 0
+
+
+def test_layer_by_layer_needs_layers_of_one_shape(planned: Start) -> None:
+    with pytest.raises(InvalidArgument, match=r"nanokv\.load=layer needs layers of one shape"):
+        planned("full of two head sizes, as of a draft model", flags={"load": "layer"})
+
+
+def test_whose_last_token_is_left_to_decode(planned: Start) -> None:
+    engine = planned("states: Granite 4, Qwen 3 Next", role="kv_producer")
+    connector: Any = engine.scheduler.get_kv_connector()
+    prompt = prompts()[4]
+    for more, count in (
+        ({}, 127),
+        ({"pooling_params": PoolingParams(task="embed"), "sampling_params": None}, 128),
+        ({"resumable": True}, 128),
+        ({"prompt_embeds": torch.zeros(128, 8), "prompt_is_token_ids": [True] * 128}, 128),
+    ):
+        request = engine.request(prompt, 5, **more)
+        for _ in range(2):
+            connector.on_new_request(request)
+        assert request.num_prompt_tokens == len(request.prompt_token_ids) == request.num_tokens == count
+        assert len(request.block_hashes) == count // 128
+    assert len(prompt) == 128

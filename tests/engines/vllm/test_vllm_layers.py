@@ -6,7 +6,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 import torch
 
-from nanokv.integrations.vllm.layers import _distinct, _halves, _heads
+from nanokv.integrations.vllm.layers import _distinct, _halves, _heads, _views
 from nanokv.integrations.vllm.worker import page_bytes
 
 BLOCKS, HEADS, TOKENS, SIZE = 3, 2, 4, 8
@@ -45,3 +45,16 @@ def test_objects_fill_their_pages_at_every_degree(heads: int, pages: int) -> Non
 def test_layers_that_share_a_cache_are_moved_once() -> None:
     one, two = torch.zeros(2, 2), torch.zeros(2, 2)
     assert [*_distinct({"0": one, "1": two, "2": one})] == ["0", "1"]
+
+
+def test_blocks_that_kernels_divide_are_never_copied() -> None:
+    """[blocks, parts, heads, tokens, bytes]: without gaps they are one run, else a plane for each part."""
+    whole = torch.arange(BLOCKS * 2 * HEADS * TOKENS * SIZE, dtype=torch.float32).view(BLOCKS, 2, HEADS, TOKENS, SIZE)
+    by_token = torch.randn(BLOCKS, 2, TOKENS, HEADS, SIZE).transpose(2, 3)
+    for cache, planes in ((whole, 1), (by_token, 2), (whole[:, 0], 1), (by_token[:, 0], 1)):
+        views = _views(cache)
+        assert len(views) == planes
+        for view in views:
+            assert view.untyped_storage().data_ptr() == cache.untyped_storage().data_ptr() and view.dim() == 4
+        first = torch.cat([view[1].reshape(-1).view(torch.uint8) for view in views])
+        assert torch.equal(first, cache[1].reshape(-1).view(torch.uint8))
