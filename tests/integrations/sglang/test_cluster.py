@@ -101,7 +101,8 @@ def test_a_node_that_is_gone_takes_its_pages_along(nodes: Callable[..., list[Any
     there.close()
     stored = emptied(pools[0])
     done = here.batch_get_v1(keys, indices)
-    assert sum(done) == mine and here.batch_exists(keys) <= sum(done)
+    assert mine <= sum(done)  # memory of the other one that is mapped may be read until its end is noticed
+    assert here.batch_exists(keys) <= sum(done)
     deadline = time.monotonic() + PATIENCE
     while not all(here.batch_set_v1(keys, indices)):  # with their homes on this node, once the other one is known gone
         assert time.monotonic() < deadline
