@@ -53,7 +53,7 @@ PROMPT_TOKENS = 960
 ROUNDS = 12
 BATCH = 16
 TOKENS = 64
-COST_ROUNDS = 8
+COST_ROUNDS = 6
 MIB = 1 << 20
 ARGUMENTS: dict[str, Any] = {"max_model_len": 2048, "kv_cache_memory_bytes": 512 * MIB}
 
